@@ -33,7 +33,7 @@ from export.model import Model
 from export.parity import certify
 from export.predict import build_predict
 from export.purity import EXAMPLES, check_pure
-from export.trial_examples import draw_examples
+from export.trial_examples import check_ranges, draw_examples
 from fedcore.algorithms import name_of, settings_of
 from fedcore.algorithms.algorithm import Algorithm, State, Trip, keeps_client_state, ranges_of, trips_of
 from fedcore.algorithms.check import check
@@ -136,6 +136,7 @@ def build_plan(
     """
     algorithm = for_model(algorithm, model.metrics[1:], model.schema)
     _try_out(model)
+    check_ranges(model)
     state = algorithm.init(torch.from_numpy(model.initial))
     writer = _Writer(formats(targets), progress)
     first, *others = (_build_trip(model, algorithm, trip, state, writer) for trip in trips_of(algorithm))

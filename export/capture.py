@@ -254,8 +254,8 @@ def _refuse_constant(node: fx.Node, value: Any) -> None:
         )
     if value.requires_grad:
         raise InvalidModel(
-            f"the model holds on to a parameter behind the exporter's back{layer_of(node)}, as "
-            "torch.utils.checkpoint does with use_reentrant=False; leave that out when exporting"
+            f"the model computes with a parameter that is not one of its layers'{layer_of(node)}; register it in the "
+            "module, as nn.Parameter in an attribute or in nn.ParameterList is"
         )
 
 

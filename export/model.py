@@ -22,7 +22,7 @@ from export.checkpoint import Checkpoint
 from export.errors import ExportError, InvalidModel, reason
 from export.patterns import matching
 from export.rewrites import IgnoredLabels, KeyedNoise
-from export.unsupported import refuse_unsupported
+from export.unsupported import HOOKED, refuse_unsupported
 from fedcore.algorithms.algorithm import Pass
 from fedcore.params import Float32, Frozen, ParamSchema, TensorSpec
 from fedcore.plan import OUTPUT, Dtype, Field, prefixed
@@ -251,11 +251,13 @@ class Model:
         outputs = self._called(self.spec.inputs, tensors, batch, noise)
         given = (outputs, label, mask) if self.spec.compares else (outputs, label)
         with IgnoredLabels() if self.spec.label.ignored is not UNSET else contextlib.nullcontext():
-            values: dict[Any, Tensor] = {"loss": self.spec.loss(*given)}
-            values |= {name: metric(*given) for name, metric in self.spec.metrics.items()}
+            calls: dict[Any, PerExample] = {"loss": self.spec.loss, **self.spec.metrics}
+            values = {name: call(*given) for name, call in calls.items()}
         for name, value in values.items():
             if not isinstance(value, Tensor):
                 raise InvalidModel(f"{self.spec.name}: {name} is {type(value).__name__}, not one number per example")
+            if value.dtype == torch.float64 and mask.dtype != torch.float64:
+                raise InvalidModel(f"{self.spec.name}: {name} is float64, not float32; end it with .float()")
             if value.shape != (label.shape[0], *(() if isinstance(name, str) else (len(name),))):
                 raise InvalidModel(
                     f"{self.spec.name}: {name} has shape {_shape(value, label)}, of outputs {_shape(outputs, label)} "
@@ -282,7 +284,8 @@ class Model:
     def _called(
         self, inputs: Sequence[Field], tensors: Mapping[str, Tensor], batch: Mapping[str, Tensor], noise: Tensor | None
     ) -> Any:
-        with KeyedNoise(noise), held(self.module, {**self._given, **tensors}):
+        given = held(self.module, {**self._given, **tensors})
+        with KeyedNoise(noise), given, torch.autograd.graph.disable_saved_tensors_hooks(HOOKED):
             return self.module(*(batch[item.name] for item in inputs))
 
     def loss(

@@ -23,14 +23,16 @@ from export.formats import FORMATS
 from export.model import Model
 from export.predict import predict_parity
 from export.ties import Ties
-from export.trial import TOLERANCE, Trial, TrialOutcome, worst
+from export.trial import ROUND_OFF, TOLERANCE, Shake, Trial, TrialOutcome, worst
 from fedcore.algorithms.algorithm import Algorithm
 from fedcore.bundle import Certificate, Evidence, Footprint, Parity
 from fedcore.plan import PREDICT, BlobRef, Plan
 
-# For networks with kinks, where torch's own float32 and float64 diverge: the tolerance as a multiple of their distance,
-# and its maximum. See `certify`.
+# For networks with kinks, where rounding decides much: the tolerance as a multiple of torch's distance from itself, its
+# maximum; the number of torch's runs with other rounding errors, and their size in those of one number, as sums have
+# several. See `certify`.
 OWN_TIMES, KINKED_TOLERANCE = 20, 5e-3
+SHAKEN, ROUND_OFFS = 4, 4 * ROUND_OFF
 SINGLES = 5
 NOT_FINITE = (
     "The loss or its gradient is not finite. Trials draw examples at random: where inputs have a domain (a logarithm, "
@@ -58,10 +60,12 @@ def certify(
 
     Networks of ReLU and group normalisation are chaotic: torch's own float32 and float64 end too far apart for a
     comparison after several steps. For these, every step starts where torch's step did, and the tolerance grows with
-    the distance between the two. Five more steps see one example each, to notice errors that this hides; they also
-    start at torch's, since a step size that suits batches can make a model diverge on single examples. A single
-    example seldom meets a kink, so the median of these steps must meet the tolerance of every other model. If one draw
-    of examples fails, another is tried: a wrong graph fails there, too.
+    torch's distance from itself: from its float64, and from its float32 where every number has other rounding errors.
+    A value so near a kink that rounding decides about its side is on the other side in some of these runs, and so no
+    processor's rounding decides about the certificate. Five more steps see one example each, to notice errors that
+    this hides; they also start at torch's, since a step size that suits batches can make a model diverge on single
+    examples. A single example seldom meets a kink, so the median of these steps must meet the tolerance of every other
+    model. If one draw of examples fails, another is tried: a wrong graph fails there, too.
 
     The predict graph is compared with torch in eval mode (export/predict.py).
 
@@ -150,8 +154,17 @@ class _References:
 
     @functools.cached_property
     def _own_guided(self) -> dict[str, float]:
-        guided = self._whole.reference(torch.float64, self._outcome)
-        return self._whole.distances(guided, self._outcome, self._outcome, by_tensor=False)
+        return self._guided(self._whole.reference(torch.float64, self._outcome))
+
+    @functools.cached_property
+    def _rounded_guided(self) -> float:
+        """The largest distance of torch from its runs with other rounding errors."""
+        shakes = map(_rounded_otherwise, range(SHAKEN))
+        runs = (self._whole.reference(guide=self._outcome, shake=shake) for shake in shakes)
+        return worst(l2 for run in runs for l2 in self._guided(run).values())
+
+    def _guided(self, outcome: TrialOutcome) -> dict[str, float]:
+        return self._whole.distances(outcome, self._outcome, self._outcome, by_tensor=False)
 
     @functools.cached_property
     def _single_outcome(self) -> TrialOutcome:
@@ -167,15 +180,14 @@ class _References:
             return TOLERANCE, tuple(
                 Parity(graph, steps(graph), l2, self._own[graph]) for graph, l2 in distances.items()
             )
-        outcome = _exported(self._whole, plan, name, graphs, self._outcome)
-        distances = self._whole.distances(outcome, self._outcome, self._outcome, by_tensor=False)
-        subject = f"{self._whole.model.spec.name}: {name}"
-        tolerance = min(KINKED_TOLERANCE, max(TOLERANCE, OWN_TIMES * worst(self._own_guided.values())))
+        distances = self._guided(_exported(self._whole, plan, name, graphs, self._outcome))
+        subject, own = f"{self._whole.model.spec.name}: {name}", self._own_guided
+        apart = worst((*own.values(), self._rounded_guided))
+        tolerance = min(KINKED_TOLERANCE, max(TOLERANCE, OWN_TIMES * apart))
         self._check(subject, distances, tolerance, "at one of its steps")
         outcome = _exported(self._single, plan, name, graphs, self._outcome)
         single = self._single.distances(outcome, self._single_outcome, self._outcome, _median)
         self._check(subject, single, TOLERANCE, "after a step of one example")
-        own = self._own_guided
         parity = (Parity(graph, steps(graph), l2, own[graph], single[graph]) for graph, l2 in distances.items())
         return tolerance, tuple(parity)
 
@@ -192,6 +204,12 @@ class _References:
         with Ties() as ties:
             self._whole.reference()
         return f"{ties.words}{OTHERWISE}"
+
+
+def _rounded_otherwise(seed: int) -> Shake:
+    """Every number times 1 ± a few rounding errors of float32, at random."""
+    generator = torch.Generator().manual_seed(seed)
+    return lambda values: values * (1 + ROUND_OFFS * (2 * torch.rand(values.shape, generator=generator) - 1))
 
 
 def _exported(

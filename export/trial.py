@@ -20,7 +20,7 @@ from device_runtime.backends.backend import Executable
 from export.errors import DynamicControlFlow, ExportError, InvalidModel, reason
 from export.fixed_batch import fixed_batch
 from export.model import Model, copied, oracle_of
-from export.trial_examples import draw_examples
+from export.trial_examples import draw_examples, put_ends
 from fedcore.algorithms.algorithm import Algorithm, Trip, keeps_client_state, trips_of, with_carries
 from fedcore.algorithms.fitting import for_model
 from fedcore.params import Float32
@@ -57,6 +57,7 @@ TOLERANCE = 1e-5
 TINY = 1e-30
 ROUND_OFF = float(np.finfo(np.float32).eps)
 Arrays = dict[str, np.ndarray]
+Shake = Callable[[torch.Tensor], torch.Tensor]
 
 
 def worst(distances: Iterable[float]) -> float:
@@ -125,6 +126,7 @@ class Trial:
     ) -> Trial:
         """Random batches and the initial model. All other vectors are moved off zero, as zeros could hide a term.
 
+        Among the examples are the ends of integers' ranges, unless the ModelSpec makes them.
         A pass takes `steps` steps, or more if its loop fixes more, because a step may depend on the number before it.
         real: the number of examples of every batch that the mask keeps; if None all, and half of the last batch.
         trip_index: the index of the algorithm's trip, from 0. seed: of the examples.
@@ -143,6 +145,8 @@ class Trial:
             fixed = min(item.loop.steps or 0, ROOM // model.initial.nbytes)
             real_counts = [real or size] * (max(steps, fixed) - 1) + [real or (size + 1) // 2]
             batches[item.name] = [_batch(model, size, count, random) for count in real_counts]
+            if model.spec.examples is None:
+                put_ends(model.spec.fields, [batch.fields for batch in batches[item.name]], random)
         return cls(model, trip, broadcast, kept, batches)
 
     def steps(self, graph: str) -> int:
@@ -150,11 +154,14 @@ class Trial:
         by_graph = {step_graph(name): len(batches) for name, batches in self.batches.items()}
         return by_graph.get(graph, sum(by_graph.values()))
 
-    def reference(self, dtype: torch.dtype = torch.float32, guide: TrialOutcome | None = None) -> TrialOutcome:
+    def reference(
+        self, dtype: torch.dtype = torch.float32, guide: TrialOutcome | None = None, shake: Shake | None = None
+    ) -> TrialOutcome:
         """The outcome in torch, with no rewriting by the exporter except dropout, and only on real examples.
 
         guide: an outcome; every step but the first starts from its carries instead of its own. If there are more steps
-        than it has, they start from its first again.
+        than it has, they start from its first again. shake: changes what gradients are taken at: parameters, frozen
+        vectors and fields.
         Raises InvalidModel when the model does not run in `dtype`.
         """
         model: Model = self.model
@@ -164,7 +171,7 @@ class Trial:
             model.module = copied(model.module).to(dtype)
         try:
             with widened:
-                return self._reference(model, dtype, guide)
+                return self._reference(model, dtype, guide, shake)
         except ExportError:
             raise
         except Exception as error:  # whatever the user's own code raises
@@ -175,7 +182,9 @@ class Trial:
                 "integer field fit the model? Inputs with a domain of their own come from the ModelSpec's `examples`"
             ) from error
 
-    def _reference(self, model: Model, dtype: torch.dtype, guide: TrialOutcome | None) -> TrialOutcome:
+    def _reference(
+        self, model: Model, dtype: torch.dtype, guide: TrialOutcome | None, shake: Shake | None
+    ) -> TrialOutcome:
         broadcast = _tensors(self.broadcast | self.kept, dtype)
         trails: dict[str, list[Arrays]] = {}
         last: dict[str, dict[str, torch.Tensor]] = {}
@@ -188,8 +197,10 @@ class Trial:
                     carry = _tensors(guide.start_of(item.name, number), dtype)
                 fields, mask = _tensors(batch.real.fields, dtype), torch.from_numpy(batch.real.mask).to(dtype)
                 run = measured if item.forward else model
+                if shake:
+                    fields, run = _shaken(fields, shake), run.with_frozen(_shaken(run.frozen, shake))
                 oracle = oracle_of(item, run, fields, mask, torch.from_numpy(batch.real.noise))
-                carry = item.step(carry, received, oracle)
+                carry = item.step(carry, received, functools.partial(_at_shaken, oracle, shake) if shake else oracle)
                 trails[item.name].append(_arrays(carry | {METRICS: oracle.sums}))
             last[item.name] = _tensors(_vectors_of((guide.trails if guide else trails)[item.name][-1]), dtype)
         ends = {REPORT: self.trip.report(broadcast, last)}
@@ -304,6 +315,14 @@ def _widened(value: object) -> object:
     if isinstance(value, torch.Tensor) and value.dtype == torch.float32:
         return value.double()
     return torch.float64 if value is torch.float32 else value
+
+
+def _shaken(tensors: Mapping[str, torch.Tensor], shake: Shake) -> dict[str, torch.Tensor]:
+    return {name: shake(tensor) if tensor.is_floating_point() else tensor for name, tensor in tensors.items()}
+
+
+def _at_shaken(oracle: Callable[[torch.Tensor], Any], shake: Shake, params_D: torch.Tensor) -> Any:
+    return oracle(shake(params_D))
 
 
 def _norm(vector: np.ndarray) -> float:

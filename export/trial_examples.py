@@ -1,15 +1,19 @@
-"""The examples of a trial: those that the ModelSpec makes, or random ones."""
+"""The examples of a trial: those that the ModelSpec makes, or random ones; and the ends of integers' ranges."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 import numpy as np
+import torch
+from msgspec import UNSET
 
 from device_runtime.footprint import random_field
-from export.errors import InvalidModel, reason
-from export.model import ModelSpec
+from export.errors import ExportError, InvalidModel, reason
+from export.model import Model, ModelSpec
 from fedcore.plan import Field
 
-FEW = 4
+FEW, ROWS = 4, 2
 
 
 def draw_examples(spec: ModelSpec, count: int, random: np.random.Generator) -> dict[str, np.ndarray]:
@@ -26,6 +30,61 @@ def draw_examples(spec: ModelSpec, count: int, random: np.random.Generator) -> d
             f"{spec.name}: examples() gives {', '.join(examples) or 'nothing'}; expected {', '.join(names)}"
         )
     return {item.name: _checked(spec.name, item, np.asarray(examples[item.name]), count) for item in spec.fields}
+
+
+def put_ends(fields: Sequence[Field], batches: Sequence[Mapping[str, np.ndarray]], random: np.random.Generator) -> None:
+    """Have two or three rows of all batches, if there are more, hold nothing but the ends of each integer's range.
+
+    Every place of a field has every end once.
+    """
+    size = len(next(iter(batches[0].values())))
+    rows = random.permutation(len(batches) * size)
+    for item in fields:
+        ends = np.array(_ends(item))
+        if not 0 < len(ends) < len(rows):
+            continue
+        first = random.integers(0, len(ends), item.shape) if item.shape else 0
+        for turn, row in enumerate(rows[: len(ends)]):
+            batches[row // size][item.name][row % size] = ends[(first + turn) % len(ends)]
+
+
+def check_ranges(model: Model) -> None:
+    """Raise InvalidModel unless the model runs in torch at the ends of the range of every integer field.
+
+    Devices refuse examples outside of these ranges alone, so a model must take all that lies inside.
+    """
+    spec = model.spec
+    plain = draw_examples(spec, ROWS, np.random.default_rng(0))
+    if spec.examples is None:
+        plain |= {item.name: np.ones_like(plain[item.name]) for item in spec.fields if (item.high or 0) > 1}
+    if _failure(model, plain):
+        return  # whatever the cause, it is not a range: the trace says in which layer
+    for item in spec.fields:
+        for end in _ends(item):
+            if failure := _failure(model, plain | {item.name: np.full_like(plain[item.name], end)}):
+                raise InvalidModel(
+                    f"{spec.name} fails for {end} in field {item.name!r}, which may hold 0 … {_ends(item)[0]} "
+                    f"({failure}); let `high` be the number of classes of a label, of rows of a table"
+                )
+
+
+def _failure(model: Model, examples: Mapping[str, np.ndarray]) -> str:
+    """What the model fails with in torch; empty if it runs."""
+    try:
+        with torch.no_grad():
+            model.measure({}, {name: torch.from_numpy(values) for name, values in examples.items()}, torch.ones(ROWS))
+    except ExportError:
+        raise
+    except Exception as error:  # whatever the user's own code raises
+        return reason(error)
+    return ""
+
+
+def _ends(item: Field) -> list[int]:
+    """The largest and the least value of an integer field, and the one that is ignored, if there is one."""
+    if item.high is None:
+        return []
+    return [item.high - 1, 0, *(() if item.ignored is UNSET else (item.ignored,))]
 
 
 def _checked(model: str, item: Field, values: np.ndarray, count: int) -> np.ndarray:

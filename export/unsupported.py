@@ -9,6 +9,10 @@ from export.errors import InvalidModel, UnsupportedModule
 from export.norms import batch_norms
 
 MOST_NAMED = 5
+HOOKED = (
+    "torch.utils.checkpoint, or another hook on saved tensors, computes in the backward pass, when the step's weights "
+    "have left the model; leave it out of forward"
+)
 # Options of nn.Embedding that are refused, and why.
 EMBEDDING_HARM = {
     "max_norm": "changes weights unseen",

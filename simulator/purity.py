@@ -14,6 +14,7 @@ from torch import Tensor
 from export.errors import ExportError, InvalidModel, reason
 from export.model import Model
 from export.purity import EXAMPLES, Found, Sample, check_pure
+from export.trial_examples import check_ranges
 from fedcore.decoding import decoder
 from simulator.engines.computing import Computing
 from simulator.engines.oracle import CohortOracle
@@ -44,6 +45,7 @@ def _check(model: Model, examples: dict[str, np.ndarray], together: int) -> None
     gradient = functools.partial(_of_cohort, together, model.noisy)
     try:
         check_pure(model, examples, gradient)
+        check_ranges(model)
     except (ExportError, EngineError):
         raise
     except Exception as error:  # whatever the user's own code raises

@@ -1,5 +1,6 @@
 """Models of a user that none of our code has seen."""
 
+import dataclasses
 import functools
 import warnings
 
@@ -561,6 +562,44 @@ def ordered_gates():
 def steep_at(threshold):
     """A network whose loss jumps where the sum of an example reaches a threshold."""
     return _dense(lambda self, x: x * torch.where(x.sum(1, keepdim=True) >= threshold, 3.0, 1.0))
+
+
+def stepped_at(*thresholds, slope=1.0):
+    """A network whose loss jumps a little where the first value of an example reaches a threshold."""
+    return _dense(lambda self, x: slope * x * (1 + sum((x[:, :1] >= at).float() for at in thresholds) / 50))
+
+
+def beside_float64():
+    return spec(lambda: nn.Sequential(nn.Flatten(), nn.Linear(126, 5)), lambda out, y: cross_entropy(out.double(), y))
+
+
+def measured_in_float64():
+    squares = {"squares": lambda out, y: out.double().square().sum(1)}
+    return spec(lambda: nn.Sequential(nn.Flatten(), nn.Linear(126, 5)), metrics=squares)
+
+
+def label_from_one():
+    """Classes that a loss counts from 1, under a field that admits 0."""
+
+    def loss(outputs, label):
+        return -outputs.log_softmax(1).gather(1, label[:, None] - 1)[:, 0]
+
+    return spec(lambda: nn.Sequential(nn.Flatten(), nn.Linear(126, 5)), loss, metrics={})
+
+
+def examples_that_spare_the_last_class():
+    """Examples of the model's own, of classes that there are, under a field that admits one more."""
+
+    def examples(count, random):
+        return {"x": random.normal(size=(count, 2, 9, 7)).astype("float32"), "y": random.integers(0, 5, count)}
+
+    return dataclasses.replace(label_beyond(), label=Field("y", "int64", high=6), examples=examples)
+
+
+def holding_on():
+    """A parameter that no layer has."""
+    hidden = nn.Parameter(torch.ones(126))
+    return _dense(lambda self, x: x * hidden)
 
 
 def aligned():

@@ -30,7 +30,7 @@ from export.errors import (
     UnsupportedModule,
     UnsupportedOperator,
 )
-from export.model import Model, ModelSpec, accuracy
+from export.model import Model, ModelSpec, accuracy, cross_entropy
 from export.models import load
 from export.onnx import to_onnx
 from export.parity import certify
@@ -392,12 +392,17 @@ def test_an_output_may_be_an_input_and_leave_twice():
         (models.misspelt, InvalidModel, "own forward.: AttributeError: .*nope"),
         (models.tuple_output, InvalidModel, "does not run: AttributeError: 'tuple'"),
         (models.failing, InvalidModel, "make.. fails with TypeError"),
-        (models.token_beyond, InvalidModel, "random examples.*`high` of every integer field"),
-        (models.label_beyond, InvalidModel, "random examples.*`high` of every integer field"),
+        (models.token_beyond, InvalidModel, r"fails for 299 in field 'tokens', which may hold 0 … 299 \(IndexError"),
+        (models.label_beyond, InvalidModel, "fails for 8 in field 'y', .*`high` be the number of classes"),
+        (models.label_from_one, InvalidModel, "fails for 0 in field 'y', which may hold 0 … 4 "),
+        (models.examples_that_spare_the_last_class, InvalidModel, "fails for 5 in field 'y', which may hold 0 … 5 "),
+        (models.beside_float64, InvalidModel, r"loss is float64, .*end it with .float"),
+        (models.measured_in_float64, InvalidModel, r"squares is float64, .*end it with .float"),
         (models.no_loss, InvalidModel, "loss is NoneType"),
         (models.broadcast_loss, InvalidModel, r"loss has shape .B, B., of outputs .B, 5. and labels .B.;"),
         (models.compiled, UnsupportedModule, "the model was compiled"),
-        (models.checkpointed, InvalidModel, "use_reentrant=False"),
+        (models.checkpointed, InvalidModel, "torch.utils.checkpoint, .* computes in the backward pass, .*leave it out"),
+        (models.holding_on, InvalidModel, "a parameter that is not one of its layers'.*register it"),
         (models.conditional, DynamicControlFlow, "by an operator of torch .*own forward"),
         (models.selecting, DynamicControlFlow, "as many values as the data decide"),
         (models.half, UnsupportedOperator, "computes in torch.float16"),
@@ -522,6 +527,28 @@ def test_a_kink_that_the_first_examples_alone_meet_refuses_no_graph(monkeypatch)
     assert set(drawn) == {0, 1}
     with pytest.raises(ParityFailed, match="other examples meet too"):
         certify(model, algorithm, *build_plan(Model(models.steep_at(threshold + 1)), algorithm))
+
+
+def test_a_value_that_only_rounding_puts_beyond_a_kink_refuses_no_graph():
+    """Thresholds that lie between a value and its neighbour stand for a processor that rounds otherwise."""
+    algorithm = create("fedavg")
+    trials = [Trial.draw(Model(models.positions()), algorithm, seed=seed) for seed in (0, 1)]
+    firsts = [max(batch.fields["x"][:, 0, 0, 0].max() for batch in one.batches["train"]) for one in trials]
+    model, neighbours = Model(models.stepped_at(*firsts)), [np.nextafter(first, np.float32(9)) for first in firsts]
+    certificate = certify(model, algorithm, *build_plan(Model(models.stepped_at(*neighbours)), algorithm))
+    assert 1e-4 < certificate.worst < certificate.formats["onnx"].tolerance
+    with pytest.raises(ParityFailed):
+        certify(model, algorithm, *build_plan(Model(models.stepped_at(*neighbours, slope=1.001)), algorithm))
+
+
+@pytest.mark.parametrize("high", [5, 6, 1000])
+def test_a_trial_reaches_the_ends_of_every_range_at_every_place(high):
+    fields = (Field("i", "int64", (3,), high), Field("u", "uint8", (), 7), Field("x", "float32", (2,)))
+    rare = ModelSpec("rare", lambda: nn.Linear(2, 3), cross_entropy, fields, Field("y", "int32", (2,), 5, ignored=-9))
+    drawn = [batch.fields for batch in Trial.draw(Model(rare), create("fedavg", {"batch_size": 2})).batches["train"]]
+    for name, ends in {"i": (0, high - 1), "u": (0, 6), "y": (0, 4, -9)}.items():
+        values = np.concatenate([batch[name] for batch in drawn])
+        assert all((values == end).any(0).all() for end in ends)
 
 
 def test_the_first_of_equal_values_of_a_stable_sort_is_torchs(executorch, tmp_path):

@@ -17,7 +17,7 @@ from simulator.engines.graphs import export_graphs
 from simulator.errors import EngineError
 from simulator.population import Population
 from simulator.simulation import Overrides, simulate
-from tests.export import impure
+from tests.export import impure, models
 from tests.sampled import covering, sampled
 
 SIZES = (9, 5, 7, 6, 8)
@@ -81,6 +81,22 @@ def test_no_way_to_simulate_takes_an_impure_model(name, way):
 def test_a_pure_model_is_simulated_whatever_it_keeps(name, at_once):
     run = simulated(impure.SIMULATED[name](), engine="torch", processes=1, at_once=at_once)
     assert np.isfinite(run.test_loss)
+
+
+@pytest.mark.parametrize(
+    ("make", "words"), [(models.label_beyond, "fails for 8 in field 'y'"), (models.token_beyond, "fails for 299 in")]
+)
+def test_a_field_that_admits_too_much_is_refused_before_round_1(make, words):
+    """Though no user's examples hold it."""
+    spec = make()
+    held = users(spec)
+    for values in held.fields.values():
+        np.mod(values, 5, out=values, casting="unsafe")
+    with pytest.raises(ExportError, match=words):
+        simulate(
+            SimulationConfig(model="own", rounds=2, cohort=3, engine="torch", processes=1),
+            given=Overrides(users=held, model=spec, algorithm=create("fedavg", {"batch_size": 4})),
+        )
 
 
 def test_a_model_that_does_not_run_is_refused_in_words_before_round_1():
