@@ -90,7 +90,7 @@ def admin_app(service: Service) -> FastAPI:
     install_admin_problems(app, service.settings.soon)
     access = Access(service)
     app.include_router(health_router(service))
-    app.include_router(metrics_router(service), dependencies=[Depends(access.viewer)])
+    app.include_router(metrics_router(service), dependencies=[Depends(access.metrics)])
     app.include_router(admin_router(service, access))
     app.include_router(dashboard_router(service, access))
     app.mount("/v1", _devices_port(service))

@@ -142,8 +142,9 @@ class TaskStore(Protocol):
     def answer(self, task_id: str) -> TaskAnswer:
         """The answer to the question of a task, as far as its committed rounds have one.
 
-        Groups of too few devices are hidden. Raises WrongKind for a task that asks none, UnknownBlob while the answer
-        of a private round is sealed, and fedcore's QuestionError for a column that cannot be computed.
+        Groups of too few devices are hidden. The audit log says who read it. Raises WrongKind for a task that asks
+        none, UnknownBlob while the answer of a private round is sealed, and fedcore's QuestionError for a column that
+        cannot be computed.
         """
 
     def plan_part(self, task_id: str, part: str | None = None) -> bytes:
@@ -155,7 +156,7 @@ class TaskStore(Protocol):
     def certificate(self, task_id: str, number: int | None = None) -> CertifiedLedger:
         """The privacy certificate of that model, of a task that promises privacy, with the ledger that it is about.
 
-        Raises UnknownRound, NotPrivate, and as `lineage`.
+        The audit log says who read it. Raises UnknownRound, NotPrivate, and as `lineage`.
         """
 
     def models(self) -> list[Model]:

@@ -15,7 +15,7 @@ from coordinator.api.tokens import authenticate
 from coordinator.dashboard.forms import SHOWN, read_fields, status_of
 from coordinator.dashboard.rendering import Renderer, page_of, redirect
 from coordinator.dashboard.web_sessions import COOKIE, WebSessions
-from coordinator.errors import BadToken, ForgedForm, UnknownRound
+from coordinator.errors import BadToken, ForgedForm, RoleLacking, UnknownRound
 from coordinator.rules.entities import Role
 
 _FORM_BYTES = 4096
@@ -44,9 +44,10 @@ class Actions:
         try:
             self._sessions.check_form(visitor, fields)
             token = authenticate(self._store.database, fields.get("token", ""))
+            token.demand(Role.VIEWER)
         except ForgedForm as error:
             return self._renderer.login(request, visitor, 403, wrong=str(error))
-        except BadToken as error:
+        except (BadToken, RoleLacking) as error:
             return self._renderer.login(request, visitor, 401, wrong=f"You are not logged in: {error}.")
         response = redirect("/")
         self._sessions.begin(token).give(request, response)

@@ -45,14 +45,12 @@ class Downloads:
 
     def privacy_certificate(self, request: Request, task: str, round: Number | None = None) -> Response:
         """The privacy certificate of the model after a round, by default the last, with its ledger."""
-        self._viewer(request)
-        data = msgspec.json.encode(self._store.certificate(task, round))
+        data = msgspec.json.encode(self._store.certificate(task, round, self._viewer(request).signature))
         return _file(data, _JSON, f"{task}.safetensors.privacy.json")
 
     def answer(self, request: Request, task: str, form: Literal["csv", "json"] = "json") -> Response:
         """The answer to the question of a task."""
-        self._viewer(request)
-        found = self._store.answer(task)
+        found = self._store.answer(task, self._viewer(request).signature)
         if form == "csv":
             text = as_csv(found.columns, found.rows, found.errors)
             return _file(text.encode(), "text/csv; charset=utf-8", f"{task}-answer.csv")

@@ -29,7 +29,9 @@ from coordinator.dashboard.streams import Look, Streams
 from coordinator.dashboard.views import kept_models, population_page, task_page
 from coordinator.dashboard.web_sessions import WebSessions
 from coordinator.errors import UnknownBlob, UnknownModel, UnknownPopulation, UnknownRound, UnknownTask
+from coordinator.rules.audit import Action
 from coordinator.rules.budget import CLAIM
+from coordinator.rules.kinds import kind_of
 from coordinator.rules.packed_segments import report_bytes
 from coordinator.rules.states import TaskState
 from coordinator.store.budgets import budget_report
@@ -71,7 +73,14 @@ class Pages:
 
     def task(self, request: Request, task: str, scale: str = "") -> Response:
         """One task: its round, its funnel, its learning curves, its history."""
-        return self._page(request, "task.html", partial(self._task, task, scale))
+        page = self._page(request, "task.html", partial(self._task, task, scale))
+        token = self._sessions.visitor(request).token
+        if token is not None and page.status_code == 200 and self._asks(task):
+            self._store.note_read(token.signature, Action.ANSWER_READ, task)
+        return page
+
+    def _asks(self, task: str) -> bool:
+        return kind_of(self._store.task(task).algorithm.name) == "question"
 
     async def task_events(self, request: Request, task: str, scale: str = "") -> AsyncIterator[ServerSentEvent]:
         """A task's page, again whenever something changed."""

@@ -31,6 +31,8 @@ class Action(StrEnum):
     BUDGET_SET = "budget-set"
     BUDGET_REMOVED = "budget-removed"
     MODEL_READ = "model-read"
+    ANSWER_READ = "answer-read"
+    CERTIFICATE_READ = "certificate-read"
     MODEL_RELEASED = "model-released"
     MODEL_PROMOTED = "model-promoted"
     MODEL_ROLLED_BACK = "model-rolled-back"

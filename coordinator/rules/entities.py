@@ -296,14 +296,15 @@ class SealedBlob:
 
 
 class Role(StrEnum):
-    """The rights of a token: a viewer looks, an operator also creates and changes tasks."""
+    """The rights of a token, the least first: to scrape metrics, also to look, also to create and change tasks."""
 
+    METRICS = "metrics"
     VIEWER = "viewer"
     OPERATOR = "operator"
 
     def includes(self, other: Role) -> bool:
         """Whether this role may do all that `other` may."""
-        return self is Role.OPERATOR or other is Role.VIEWER
+        return [*Role].index(self) >= [*Role].index(other)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

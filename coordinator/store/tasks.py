@@ -236,14 +236,19 @@ class CoordinatorStore(ModelStore, TaskStore, AbstractContextManager["Coordinato
     def model(self, task_id: str, number: int | None = None, by: str = STORE) -> bytes:
         check_has_model(self.task(task_id))
         model = self.model_file(task_id, number)
-        with self.database.writing() as records:
-            which = "the last" if number is None else f"round {number}"
-            records.audit.append(by, Action.MODEL_READ, task_id, which)
+        self.note_read(by, Action.MODEL_READ, task_id, number)
         return model
 
-    def answer(self, task_id: str) -> TaskAnswer:
+    def note_read(self, by: str, what: Action, task_id: str, number: int | None = None) -> None:
+        """Write into the audit log who read something that devices' reports made, after which round."""
+        with self.database.writing() as records:
+            records.audit.append(by, what, task_id, "the last" if number is None else f"round {number}")
+
+    def answer(self, task_id: str, by: str = STORE) -> TaskAnswer:
         with self.database.reading() as records:
-            return read_answer(self, records, records.task(task_id))
+            found = read_answer(self, records, records.task(task_id))
+        self.note_read(by, Action.ANSWER_READ, task_id, found.round)
+        return found
 
     def model_file(self, task_id: str, number: int | None = None) -> bytes:
         """The model after a round, as named tensors in safetensors' format. Raises UnknownRound, as `checkpoint`.
@@ -259,7 +264,7 @@ class CoordinatorStore(ModelStore, TaskStore, AbstractContextManager["Coordinato
         state = checkpoint.decode(found, state_specs(plan, algorithm))
         return safetensors.numpy.save(plan.schema.unflatten(state["params"]))
 
-    def certificate(self, task_id: str, number: int | None = None) -> CertifiedLedger:
+    def certificate(self, task_id: str, number: int | None = None, by: str = STORE) -> CertifiedLedger:
         key = self.lineage_key()
         with self.database.reading() as records:
             task = records.task(task_id)
@@ -286,7 +291,9 @@ class CoordinatorStore(ModelStore, TaskStore, AbstractContextManager["Coordinato
             ledger=ledger_digest(rows),
             before=tuple(ancestors) or UNSET,
         )
-        return CertifiedLedger(key.sign_certificate(certificate), rows, tuple(ledgers) or UNSET)
+        certified = CertifiedLedger(key.sign_certificate(certificate), rows, tuple(ledgers) or UNSET)
+        self.note_read(by, Action.CERTIFICATE_READ, task_id, last)
+        return certified
 
     def _ancestor(self, task: Task, number: int) -> tuple[Ancestor, tuple[LedgerEntry, ...]]:
         """What a certificate says of a task at whose model another one began, and its ledger up to there."""

@@ -81,22 +81,27 @@ class _Refresh:
             stored = self._store.get()
             if stored.refused is not None and stored.refused.final and stored.refused.key == self._key(signed):
                 raise ModelRefused(stored.refused.detail)
-            known = stored.pending is not None and stored.pending.release == signed
             pending = KeptVersion(signed, (release.plan.sha256, release.parameters.sha256))
-            self._store.put(replace(stored, pending=pending, trials=stored.trials if known else 0))
+            self._store.put(replace(stored, pending=pending))
         return release, pending
 
     def _tried(self, release: ModelRelease, pending: KeptVersion) -> Version:
         """Fetch what a release names, try it, and put it in the place of the version before."""
         parts, blobs = self._parts(release, pending)
+        what = f"{self._backend.runtime} {release.plan.sha256} {release.parameters.sha256}"
         stored = self._store.get()
-        if stored.trials >= MOST_TRIALS:
-            raise ModelRefused(f"version {release.number} ended this process on trial, {stored.trials} times")
-        stored = self._store.put(replace(stored, trials=stored.trials + 1))
-        version = load(with_personal(self._config, self._name, parts), self._backend)
-        version.try_out()
+        trials = stored.tried.get(what, 0)
+        if trials >= MOST_TRIALS:
+            raise ModelRefused(f"version {release.number} ended this process on trial, {trials} times")
+        self._store.put(stored.counted(what, trials + 1))
+        try:
+            version = load(with_personal(self._config, self._name, parts), self._backend)
+            version.try_out()
+        except ModelRefused:
+            self._store.put(stored)
+            raise
         self._held.cache().settle(blobs.blobs)  # the blobs of the version before may go from now on
-        self._store.put(StoredModel(current=blobs))
+        self._store.put(StoredModel(current=blobs, tried=stored.counted(what, 0).tried))
         if stored.current is None or stored.current.release != blobs.release:
             self._held.forget(f"version {release.number} was taken")
         return version
@@ -135,7 +140,7 @@ class _Refresh:
             before = stored.refused
             again = before is not None and (before.key, before.detail) == (key, error.detail)
             refused = before if again else Refusal(key, error.detail, final, number_of(signed))
-            self._store.put(replace(stored, pending=None, trials=0, refused=refused))
+            self._store.put(replace(stored, pending=None, refused=refused))
             if not again:
                 self._held.journal.remark("model-refused", f"model {self._name}: {error.detail}")
 

@@ -6,6 +6,7 @@ A killed process leaves either the old version or the new one. The blobs of both
 from __future__ import annotations
 
 import msgspec
+from msgspec import structs
 
 from device_runtime.state.database import StateDatabase, read_json
 from fedcore.decoding import decoder
@@ -13,6 +14,8 @@ from fedcore.errors import BadRelease
 from fedcore.model_release import decode_model_release
 from fedcore.release import Signed
 from fedcore.wire.messages import MOST_NAMES
+
+_MOST_TRIED = 16
 
 
 class KeptVersion(msgspec.Struct, frozen=True):
@@ -38,13 +41,19 @@ class Refusal(msgspec.Struct, frozen=True):
 class StoredModel(msgspec.Struct, frozen=True, kw_only=True):
     """A model: the version in use, the one that is to replace it, and the release that was refused last.
 
-    trials: how often a trial of the pending version began; if it did not end, it may have ended the process.
+    tried: how often trials of a version began that did not end, as they may have ended the process; by what it consists
+    of, the last one last.
     """
 
     current: KeptVersion | None = None
     pending: KeptVersion | None = None
-    trials: int = 0
+    tried: dict[str, int] = {}
     refused: Refusal | None = None
+
+    def counted(self, what: str, trials: int) -> StoredModel:
+        """The same with so many trials of a version that did not end; the oldest of many others are forgotten."""
+        others = [(key, count) for key, count in self.tried.items() if key != what]
+        return structs.replace(self, tried=dict([*others, *([(what, trials)] if trials else [])][-_MOST_TRIED:]))
 
 
 _STORED = decoder(StoredModel)

@@ -174,7 +174,9 @@ def show_config(config: Config = None, json: Json = False) -> None:
 @coordinator_app.command()
 def token(
     name: Annotated[str, typer.Option(help="The holder's name; the history of a task shows it.")],
-    role: Annotated[str, typer.Option(help="viewer reads; operator also creates and changes tasks.")] = "viewer",
+    role: Annotated[
+        str, typer.Option(help="metrics is for Prometheus; viewer reads; operator also changes tasks.")
+    ] = "viewer",
     days: Annotated[float, typer.Option(help="Days after which it expires; 3650 at most.")] = 90,
     db: Database = None,
     json: Json = False,
@@ -190,7 +192,7 @@ def token(
     from coordinator.store.database import Database as Store
 
     if role not in set(Role):
-        raise typer.BadParameter(f"{role!r} is neither viewer nor operator", param_hint="--role")
+        raise typer.BadParameter(f"{role!r} is none of {', '.join(Role)}", param_hint="--role")
     with closing(Store(located(db).database, create=False)) as database:
         issued, text = issue(database, name, Role(role), days)
     if json:

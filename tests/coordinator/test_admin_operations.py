@@ -35,6 +35,7 @@ from muster.remote import RemoteStore
 from tests.coordinator.bundles import make_bundle, make_evaluation_bundle, make_private_bundle
 from tests.coordinator.conftest import PEM
 from tests.coordinator.devices import Devices
+from tests.coordinator.pages import log_in
 from tests.coordinator.questions import make_question_bundle
 from tests.coordinator.released import PREDICT, predicting_plan, version
 from tests.coordinator.test_evaluated import evaluate
@@ -47,6 +48,10 @@ OF_MODELS = [one for one in OF_STORE if "model_" in f"{one.name}_" and one.metho
 PREPARED_BY = {"resume": "pause", "roll_back": "pause", "allow_device": "revoke_device"}
 UNKNOWN = {"name": UnknownModel, "population": UnknownPopulation, "task_id": UnknownTask}
 MEASURED = {"id": "", "created_at": 0, "key": "", "enrolled_at": 0}
+
+
+def bearer(token):
+    return {"Authorization": f"Bearer {token}"}
 
 
 @pytest.fixture
@@ -236,7 +241,7 @@ def test_viewer_looks_and_changes_nothing(store, register, trained, urls, device
     asking = register(make_question_bundle(tmp_path / "question"))
     bodies = {"upload": data, "create": msgspec.json.encode(new)}
     bodies["release_model"] = msgspec.json.encode(version(store, 2))
-    viewer = issue(store.database, "victor", Role.VIEWER)[1]
+    viewer, prometheus = (issue(store.database, "victor", role)[1] for role in (Role.VIEWER, Role.METRICS))
     tasks, enrolled, logged = store.tasks(), store.devices(), len(store.audit())
     with httpx2.Client(
         base_url=urls.admin + PREFIX, params={"round": "0", "version": "1", "share": "1"}, timeout=10
@@ -244,11 +249,12 @@ def test_viewer_looks_and_changes_nothing(store, register, trained, urls, device
         for operation in OPERATIONS:
             of = found | ({"task": asking} if operation.name == "answer" else {})
             path, body = operation.path.format(**of), bodies.get(operation.name)
-            nobody, looking = (
+            nobody, scraping, looking = (
                 client.request(operation.method, path, content=body, headers=headers)
-                for headers in ({}, {"Authorization": f"Bearer {viewer}"})
+                for headers in ({}, bearer(prometheus), bearer(viewer))
             )
             assert (nobody.status_code, nobody.headers[PROBLEM_FIELD]) == (401, "bad-token"), operation.name
+            assert (scraping.status_code, scraping.headers[PROBLEM_FIELD]) == (403, "role-lacking"), operation.name
             if operation.role is Role.OPERATOR:
                 assert (looking.status_code, looking.headers[PROBLEM_FIELD]) == (403, "role-lacking"), operation.name
             else:
@@ -256,7 +262,10 @@ def test_viewer_looks_and_changes_nothing(store, register, trained, urls, device
     assert {one.name for one in OPERATIONS if one.role is Role.OPERATOR and one.method == "GET"} == {"security"}
     assert (store.tasks(), store.devices()) == (tasks, enrolled)
     assert [(one.versions, one.current) for one in store.models()] == [(1, None)]
-    assert [one.action for one in store.audit()[logged:]] == ["model-read"]
+    assert [one.action for one in store.audit()[logged:]] == ["model-read", "answer-read", "certificate-read"]
+    assert httpx2.get(f"{urls.admin}/metrics", headers=bearer(prometheus)).status_code == 200
+    with httpx2.Client(base_url=urls.admin) as browser:
+        assert log_in(browser, prometheus).status_code == 401
     assert not store.blobs.has(found["sha256"])
 
 
@@ -272,7 +281,7 @@ def test_document_and_client_have_every_operation_and_no_other(urls):
     for operation in OPERATIONS:
         about = listed[operation.method, operation.path]
         assert about["description"] == operation.sentence
-        assert ("role-lacking" in str(about["responses"])) is (operation.role is Role.OPERATOR), operation.name
+        assert "role-lacking" in str(about["responses"]), operation.name
         assert {one["name"] for one in about.get("parameters", ())} == {*operation.parameters}, operation.name
     methods = {name: call for part in (TaskStore, AdminService) for name, call in vars(part).items() if name[0] != "_"}
     assert {one.name: one.call for one in OPERATIONS} == {

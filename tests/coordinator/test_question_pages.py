@@ -49,6 +49,14 @@ def test_the_page_of_a_question_shows_its_answer_and_no_training(store, served, 
     assert other not in page  # of another population
 
 
+def test_the_audit_log_says_who_read_an_answer_wherever(store, served, asking):
+    task = asking(labels())
+    for path in (f"/tasks/{task}", f"/tasks/{task}/answer", f"/admin/v1/tasks/{task}/answer"):
+        assert httpx2.get(served.admin + path).status_code == 200
+    read = [(one.actor, one.subject) for one in store.audit(0) if one.action == "answer-read"]
+    assert read == [("viewer loopback, token loopback", task)] * 3
+
+
 def test_answers_are_downloaded_as_csv_and_json(store, served, asking):
     question = labels()
     task = asking(question, goal=2)

@@ -130,6 +130,17 @@ def test_forwarding_proof_holds_for_one_request_and_one_receiver(store, pair):
     assert echo.asked == []
 
 
+def test_a_request_that_was_overheard_is_refused_at_another_replica_too(register, pair):
+    holder, other = pair
+    register()
+    assert until(lambda: check_in(other, "b").status_code == 200)
+    first = holder.post("/v1/populations/phones/checkins", content=HELLO, auth=holder.devices["a"])
+    assert first.status_code == 200
+    for at in (holder, other):
+        again = at.post("/v1/populations/phones/checkins", content=HELLO, headers=first.request.headers)
+        refused(again, "replayed-signature")
+
+
 def test_what_was_passed_on_once_is_not_passed_on_again(store, register, pair, tmp_path):
     holder, _ = pair
     register()

@@ -123,6 +123,21 @@ def test_a_trial_that_ends_the_process_twice_is_not_begun_again(owned):
     assert read_journal(owned.state)[-1].outcome == "model-refused"
 
 
+def test_trials_of_versions_in_turns_are_counted_each(coordinator, owned):
+    """A roll-out that goes back and forth, while every version ends the process, ends it twice for each."""
+    second = coordinator.models[NAME]
+    third = released(coordinator, 3, counter=2)
+    for _ in range(2):
+        for release in (second, third):
+            coordinator.models[NAME] = release
+            assert ended(owned, "before-trial")[0] == -signal.SIGKILL
+    for release in (second, third, second):
+        coordinator.models[NAME] = release
+        with Model(owned, NAME) as model, pytest.raises(ModelRefused, match="ended this process on trial, 2 times"):
+            model.refresh()
+    assert version(owned) == 1
+
+
 def test_a_trial_that_was_killed_once_is_made_again(owned):
     assert ended(owned, "before-trial")[0] == -signal.SIGKILL
     assert ended(owned)[:2] == (0, ["True", "2"])

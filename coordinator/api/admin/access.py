@@ -28,18 +28,20 @@ class Access:
         self._database = service.store.database
         self._loopback = service.settings.loopback_viewer
 
-    def viewer(self, request: Request, credentials: Credentials) -> Token:
-        """The token of a viewer or an operator; the request's state keeps it as `token`. Raises BadToken."""
-        request.state.token = token = self._whose(request, credentials)
-        return token
-
-    def _whose(self, request: Request, credentials: HTTPAuthorizationCredentials | None) -> Token:
+    def metrics(self, request: Request, credentials: Credentials) -> Token:
+        """The token of whoever may read metrics, which any token may. Raises BadToken."""
         if credentials is not None:
             return authenticate(self._database, credentials.credentials)
         viewer = self.without_token(request)
         if viewer is not None:
             return viewer
         raise BadToken("send a token: Authorization: Bearer muster_…; `muster coordinator token` makes one")
+
+    def viewer(self, request: Request, credentials: Credentials) -> Token:
+        """The token of a viewer or an operator; the request's state keeps it as `token`. Raises as `operator`."""
+        request.state.token = token = self.metrics(request, credentials)
+        token.demand(Role.VIEWER)
+        return token
 
     def operator(self, request: Request, credentials: Credentials) -> Token:
         """The token of an operator, who may change tasks. Raises BadToken or RoleLacking."""

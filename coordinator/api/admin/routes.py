@@ -147,8 +147,7 @@ def admin_router(service: Service, access: Access) -> APIRouter:
 def _described(operation: Operation) -> dict[str, Any]:
     """What the document says of an operation."""
     problems = [slug for name, slug in _OF_PATH.items() if name in operation.path]
-    if operation.role is Role.OPERATOR:
-        problems.append("role-lacking")
+    problems.append("role-lacking")
     if operation.parameters.keys() & _BOUNDS.keys():
         problems.append("malformed-message")
     if operation.takes:

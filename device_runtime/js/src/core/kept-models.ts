@@ -11,6 +11,7 @@ const PLACE = "models";
 const PERSONAL = "personal:";
 /** Models that a check-in may state. */
 const MOST_STATED = 16;
+const MOST_TRIED = 16;
 
 /** Personal parameters, as a checkpoint in base64, and the release that they were made from. */
 interface Personal {
@@ -18,12 +19,14 @@ interface Personal {
   readonly parameters: string;
 }
 
-/** A version: its signed release, and its blobs, as far as known. trials: how often a trial of it began. */
+/** A version: its signed release, and its blobs, as far as known. */
 export interface KeptVersion {
   readonly signed: Signed;
   readonly blobs: readonly BlobRef[];
-  readonly trials: number;
 }
+
+/** How often trials of a version began that did not end, by what it consists of; the last one last. */
+type Tried = readonly (readonly [what: string, trials: number])[];
 
 /** A release that was refused on an engine. final: because of what it names, so that nothing is fetched for it again. */
 interface Refusal {
@@ -38,6 +41,7 @@ interface ModelRow {
   readonly current: KeptVersion | null;
   readonly pending: KeptVersion | null;
   readonly refused: Refusal | null;
+  readonly tried?: Tried;
 }
 
 type Rows = Readonly<Record<string, ModelRow>>;
@@ -62,10 +66,23 @@ export class ModelKeeper {
     return pending;
   }
 
+  /** How often trials of a version began that did not end: they may have ended the process. */
+  async trials(what: string): Promise<number> {
+    return (await this.get()).tried?.find(([one]) => one === what)?.[1] ?? 0;
+  }
+
+  /** Note how often they did; the oldest of many others are forgotten. */
+  async count(what: string, trials: number): Promise<void> {
+    const row = await this.get();
+    const others = (row.tried ?? []).filter(([one]) => one !== what);
+    const these = trials > 0 ? [[what, trials] as const] : [];
+    await this.#write({ ...row, tried: [...others, ...these].slice(-MOST_TRIED) });
+  }
+
   /** Make the pending version the one in use. Personal parameters of another one are deleted; whether there were any. */
   async take(): Promise<boolean> {
-    const { pending } = await this.get();
-    const row = { current: pending, pending: null, refused: null };
+    const { pending, tried } = await this.get();
+    const row = { current: pending, pending: null, refused: null, ...(tried && { tried }) };
     const isPersonal = pending !== null && (await this.personal(pending.signed)) !== null;
     const dropped = !isPersonal && (await this.#store.get(this.#place)) !== null;
     await this.#write(row, dropped ? { [this.#place]: null } : {});
@@ -112,7 +129,7 @@ export class ModelKeeper {
 
   /** Give up the pending version, and note which was refused. The one in use stays. */
   async refuse(refused: Refusal): Promise<void> {
-    await this.#write({ current: (await this.get()).current, pending: null, refused });
+    await this.#write({ ...(await this.get()), pending: null, refused });
   }
 
   get #place(): string {

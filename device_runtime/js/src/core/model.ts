@@ -292,28 +292,35 @@ export class Model {
 
   /** Fetch what a release names, try it, and put it in the place of the version before. */
   async #tried(signed: Signed, release: ModelRelease, transport: Transport, guard: Guard): Promise<Opened> {
-    const { current, pending: before } = await this.#keeper.get();
-    const trials = before !== null && same(before.signed, signed) ? before.trials : 0;
-    const pending = await this.#keeper.fetch({ signed, blobs: [release.plan, release.parameters], trials });
+    const { current } = await this.#keeper.get();
+    const pending = await this.#keeper.fetch({ signed, blobs: [release.plan, release.parameters] });
     const get = (ref: BlobRef) => this.#blob(ref, transport);
     withinLimits(() => guard.checkSizes(release.plan, release.parameters, bytesOf(transport)));
     const recipe = await recipeOf(release, get);
     await this.#checkLimits(release, recipe, transport, guard);
     const training = keptRefs(recipe.plan).filter((ref) => current?.blobs.some(({ sha256 }) => sha256 === ref.sha256));
     const blobs = [release.plan, ...recipe.blobs.values(), ...training];
-    const known = await this.#keeper.fetch({ ...pending, blobs });
+    await this.#keeper.fetch({ ...pending, blobs });
     const parts = new Map<string, Bytes>();
     for (const ref of recipe.blobs.values()) parts.set(ref.sha256, await get(ref));
+    const what = `${this.#platform.engine.name} ${release.plan.sha256} ${release.parameters.sha256}`;
+    const trials = await this.#keeper.trials(what);
     if (trials >= MOST_TRIALS) {
       throw new ModelRefused(`version ${release.number} ended this process on trial, ${trials} times`);
     }
-    await this.#keeper.fetch({ ...known, trials: trials + 1 });
     const own = await this.#keeper.personal(signed, parameterCount(recipe.plan));
     const all = this.#parts(recipe, own, async (ref) => parts.get(ref.sha256)!);
-    const version = await Version.load(this.#platform.engine, release, recipe, all);
-    const dropped = await this.#tryOut(version, () => this.#keeper.take());
-    if (dropped) await this.#dropped(`version ${release.number} was taken`);
-    return { signed, version, personal: own !== null };
+    await this.#keeper.count(what, trials + 1);
+    try {
+      const version = await Version.load(this.#platform.engine, release, recipe, all);
+      const dropped = await this.#tryOut(version, () => this.#keeper.take());
+      await this.#keeper.count(what, 0);
+      if (dropped) await this.#dropped(`version ${release.number} was taken`);
+      return { signed, version, personal: own !== null };
+    } catch (error) {
+      await this.#keeper.count(what, trials);
+      throw error;
+    }
   }
 
   async #checkLimits(release: ModelRelease, { plan, blobs }: Recipe, transport: Transport, guard: Guard) {
