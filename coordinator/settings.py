@@ -95,6 +95,7 @@ class Settings(BaseSettings):
         default=None, description="public key of the enrolment authority, which secure rounds need, as ed25519:…"
     )
     authority_url: str | None = Field(default=None, description="where devices reach the enrolment authority")
+    questions_need_noise: bool = Field(default=False, description="refuse questions that ask for no noise")
     admin_host: str = Field(default="127.0.0.1", description="address of the admin API and the dashboard")
     admin_port: int = Field(default=8081, ge=0, le=65535, description="their port; 0 takes a free one")
     loopback_viewer: bool = Field(

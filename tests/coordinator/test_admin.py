@@ -20,6 +20,8 @@ from coordinator.store.tables import TOKENS
 from coordinator.store.tasks import open_coordinator_store
 from fedcore.wire.problems import PROBLEM_FIELD, PROBLEM_TYPE, Problem
 from tests.coordinator.bundles import START, make_bundle
+from tests.coordinator.questions import make_question_bundle
+from tests.questions.labels import labels
 from tests.servers import serving_both
 
 SETTINGS = {"population": "phones", "goal": 2, "rounds": 1}
@@ -97,6 +99,23 @@ def test_nobody_is_served_without_a_good_token(store, register, admin):
                 if method != "HEAD":
                     assert not {text, other} & set(refused(response, "bad-token").split())
     assert store.task(task).state is TaskState.ACTIVE
+
+
+def test_a_coordinator_may_refuse_questions_without_noise(store, tmp_path, admin):
+    clear, noisy = (labels(private=private, most_rows=8) for private in (False, True))
+    asks = [make_question_bundle(tmp_path / str(question.private), question) for question in (clear, noisy)]
+    trains = make_bundle(tmp_path / "trains")
+    privacy = {"epsilon": 8, "delta": 1e-6, "users": 1000}
+    with admin(Role.OPERATOR, questions_need_noise=True) as client:
+        for bundle in (*asks, trains):
+            upload(client, bundle)
+        said = refused(create(client, asks[0]), "invalid-task")
+        assert "refuses questions without noise (questions_need_noise)" in said
+        assert store.tasks() == []
+        assert create(client, asks[1], privacy=privacy).status_code == 201
+        assert create(client, trains).status_code == 201
+    with admin(Role.OPERATOR) as client:
+        assert create(client, asks[0]).status_code == 201
 
 
 def test_operator_creates_and_moves_a_task_and_the_history_names_whom(store, tmp_path, admin):
