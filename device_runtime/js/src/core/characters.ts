@@ -13,19 +13,8 @@ const CAPITAL_I = 0x130;
 const MANY_MARKS = /\p{M}{50,}/gu;
 /** Marks of the lowest and the highest class of all that move. */
 const [FIRST_MARK, LAST_MARK] = ["\u0334", "\u0345"];
-/** Unicode's white space. */
-const SPACES: readonly [number, number][] = [
-  [0x9, 0xd],
-  [0x20, 0x20],
-  [0x85, 0x85],
-  [0xa0, 0xa0],
-  [0x1680, 0x1680],
-  [0x2000, 0x200a],
-  [0x2028, 0x2029],
-  [0x202f, 0x202f],
-  [0x205f, 0x205f],
-  [0x3000, 0x3000],
-];
+/** Unicode's white space beyond ASCII. */
+const SPACES = new Set(Array.from("\x85\xa0\u1680\u2028\u2029\u202f\u205f\u3000", (one) => one.charCodeAt(0)));
 
 interface Tables {
   /** By code, the place of its kind. */
@@ -93,7 +82,8 @@ export function has(code: number, mark: Mark): boolean {
 
 /** Whether a character is white space. */
 export function isSpace(code: number): boolean {
-  return SPACES.some(([first, last]) => code >= first && code <= last);
+  if (code < 0x80) return code === 0x20 || (code >= 0x9 && code <= 0xd);
+  return SPACES.has(code) || (code >= 0x2000 && code <= 0x200a);
 }
 
 /** The characters of a text. */

@@ -161,7 +161,7 @@ function changeOf(normalizer: Normalizer): Change {
 }
 
 function isHan(code: number): boolean {
-  return HAN.some(([first, last]) => code >= first && code <= last);
+  return code >= 0x3400 && HAN.some(([first, last]) => code >= first && code <= last);
 }
 
 function each(text: string, change: (one: string, code: number) => string): string {
