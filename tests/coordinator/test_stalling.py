@@ -14,6 +14,7 @@ from coordinator.rules.task_settings import Buffered
 from fedcore.wire.messages import Assignment, CheckIn
 from tests.coordinator.conftest import Desk, states
 from tests.coordinator.devices import CAPABILITIES
+from tests.coordinator.test_secure import SECURE, Device, run
 
 HONEST, HOSTILE = [f"honest{number}" for number in range(30)], [f"hostile{number}" for number in range(15)]
 DEADLINE_S, WORK_S, ATTEMPTS = 60.0, 20.0, 15
@@ -138,3 +139,20 @@ def test_a_third_of_the_devices_slows_buffered_rounds_by_little(store, register,
     assert sum(reason != "" for reason in ended) <= len(HOSTILE) // 10
     assert store.task(task).state is TaskState.ACTIVE
     assert desk.now < 30 * WORK_S
+
+
+def test_a_third_of_the_devices_that_gives_up_stalls_few_secure_rounds(store, register, desk):
+    task = register(**SECURE | {"rounds": 1000, "over_selection": 1.5})
+    names, waiting, ended = HONEST[:16] + HOSTILE[:8], {}, []
+    while len(ended) < 8:
+        waiting |= {name: desk.wait(name, seconds=1e9) for name in names if name not in waiting}
+        drawn = {name: waiting.pop(name).result() for name in names if waiting[name].done()}
+        honest = [Device(desk, given, [0.5, -0.25, 0, 1], weight=2) for name, given in drawn.items() if name in HONEST]
+        with suppress(Refusal):
+            for name in drawn.keys() & set(HOSTILE):
+                desk.give_up(drawn[name])
+            run(honest)
+        desk.pass_time(1)
+        ended = [reason for *_, state, reason in states(store, task) if state == "committed" or reason in FAILED]
+    assert sum(reason != "" for reason in ended) <= len(HOSTILE[:8]) // 5
+    assert store.task(task).state is TaskState.ACTIVE
