@@ -226,7 +226,7 @@ def _plain(value: Any) -> Any:
     """A value, or several, of which whole numbers have 64 bits at most."""
     if isinstance(value, tuple):
         return tuple(map(_plain, value))
-    return float(value) if isinstance(value, int) and abs(value) >= LARGEST else value
+    return float(value) if isinstance(value, int) and not -LARGEST <= value < LARGEST else value
 
 
 def _errors(
