@@ -227,7 +227,7 @@ def _check_sizes(question: Question) -> None:
     if any(one.size < 1 for one in question.rows) or question.row_numbers > MOST_CELLS:
         raise QuestionError(f"a row has {question.row_numbers:,} numbers; there may be {MOST_CELLS:,}")
     if len(question.blocks) > MOST_BLOCKS:
-        raise QuestionError(f"a question has {len(question.blocks)} blocks; there may be {MOST_BLOCKS}")
+        raise QuestionError(f"a question has {len(question.blocks)} blocks; there may be {MOST_BLOCKS}: ask for less")
     if sum(question.block_sizes.values()) > MOST_CELLS:
         raise QuestionError(f"a report would have more than {MOST_CELLS:,} numbers")
     if not 0 < len(question.text) <= LONGEST_QUESTION:
