@@ -39,7 +39,7 @@ class Tokens:
 
 @dataclass(frozen=True, slots=True)
 class TextColumn:
-    """The texts (n, bytes) of a field, UTF-8 and zeros; its tokenizer's file; the token `padding` fills short ones.
+    """The texts (n,) of a field, bytes in UTF-8; its tokenizer's file; the token `padding` fills short ones.
 
     The file comes from elsewhere: a trainer makes the tokens within its limits.
     """
@@ -47,7 +47,7 @@ class TextColumn:
     field: Field
     file: bytes
     padding: int
-    texts: NDArray[np.uint8]
+    texts: NDArray[np.object_]
 
     def tokens(self, keep_going: Callable[[], bool]) -> Tokens:
         """The tokens. keep_going: called before every text.
@@ -58,11 +58,11 @@ class TextColumn:
         return LoadedTokenizer(self.field, self.file, self.padding).tokens(self._texts(keep_going), len(self.texts))
 
     def _texts(self, keep_going: Callable[[], bool]) -> Iterator[str]:
-        for place, row in enumerate(self.texts):
+        for place, text in enumerate(self.texts):
             if not keep_going():
                 raise DeadlinePassed("stopped while texts became tokens: the report would come too late")
             try:
-                yield row.tobytes().rstrip(b"\0").decode()
+                yield text.decode()
             except UnicodeDecodeError as error:
                 words = f"field {self.field.name!r} of example {place} is not text in UTF-8"
                 raise ExamplesError("invalid-examples", words) from error
@@ -111,8 +111,8 @@ class Texts:
         self._blob, self._trainer, self._limits, self._keep_going = blob, trainer, limits, keep_going
         self._before_s, self.cut = trainer.cpu_s, 0
 
-    def tokenize(self, field: Field, tokenizer: Tokenizer, texts: NDArray[np.uint8]) -> NDArray[np.int32]:
-        """Texts (n, bytes) as the field's tokens (n, T). Raises as `blob` and `Trainer.tokenize`."""
+    def tokenize(self, field: Field, tokenizer: Tokenizer, texts: NDArray[np.object_]) -> NDArray[np.int32]:
+        """Texts (n,) as the field's tokens (n, T). Raises as `blob` and `Trainer.tokenize`."""
         column = TextColumn(field, self._blob(tokenizer.blob), tokenizer.padding, texts)
         tokens = self._trainer.tokenize(column, self.left, self._keep_going)
         self.cut += tokens.cut

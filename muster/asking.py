@@ -148,9 +148,13 @@ def fields_in(population: Population, name: str) -> Fields:
     Of several labels those that are IGNORED do not count.
     """
     from fedcore.plan import IGNORED, Field
+    from simulator.population import longest
 
     found = []
     for field, values in population.fields.items():
+        if values.dtype == object:  # texts
+            found.append(Field(field, "uint8", (longest(values),), 256))
+            continue
         high: int | None = None
         ignored: int | UnsetType = UNSET
         if values.dtype.kind in "iu":

@@ -9,6 +9,7 @@ import torch
 
 from export.model import GradientOracle, Model
 from fedcore.params import Float32
+from simulator.engines.examples import on_device
 from simulator.population import Population
 
 DIVERGED = "training diverged; a lower client_lr is the likely remedy"
@@ -24,9 +25,7 @@ def cause(model: Model, params: Float32, population: Population, clients: Sequen
             if array.dtype.kind == "f" and not np.isfinite(array).all():
                 whose = f"field {name!r} of client {population.clients[client]!r}"
                 return f"{whose} holds NaN or an infinity; mend the data set"
-    batch = {
-        name: torch.from_numpy(np.ascontiguousarray(array)) for name, array in population.shard(clients[0]).items()
-    }
+    batch = on_device(torch.device("cpu"), population.shard(clients[0]))
     mask = torch.ones(int(population.sizes[clients[0]]))
     loss, gradient, _ = GradientOracle(model, batch, mask)(torch.from_numpy(params))
     if rounds == 0 and not torch.isfinite(loss):

@@ -26,7 +26,7 @@ MOST_CLASSES = 1 << 20
 class Population:
     """Clients and their examples.
 
-    fields: arrays (N, …) by field name, client after client; texts are uint8 (N, bytes), UTF-8 and zeros. starts: int64
+    fields: arrays (N, …) by field name, client after client; texts are bytes (N,), UTF-8. starts: int64
     (clients + 1,), where each client begins. classes: the integers in `y`, or in `label` beside texts, lie in
     0 … classes − 1, and where `y` is a sequence of tokens those in `x` too. They follow from the data if not given, and
     a subset keeps them; None if there are no such integers. Raises DatasetError when the data have more, or more than
@@ -77,8 +77,11 @@ class Population:
 
     @property
     def kinds(self) -> dict[str, str]:
-        """The type and shape of each field, by name."""
-        return {name: f"{array.dtype}{list(array.shape[1:])}" for name, array in self.fields.items()}
+        """The type and shape of each field, by name; of texts, those that hold the longest on a device."""
+        return {
+            name: f"uint8[{longest(array)}]" if array.dtype == object else f"{array.dtype}{list(array.shape[1:])}"
+            for name, array in self.fields.items()
+        }
 
     def __len__(self) -> int:
         return len(self.clients)
@@ -235,7 +238,7 @@ class Population:
                 raise DatasetError(f"the model reads field {field.name!r}; the data set has {sorted(self.fields)}")
             if array.dtype != field.dtype or array.shape[1:] != field.shape:
                 raise DatasetError(
-                    f"field {field.name!r} is {array.dtype}{list(array.shape[1:])} per example, "
+                    f"field {field.name!r} is {self.kinds[field.name]} per example, "
                     f"the model reads {field.dtype}{list(field.shape)}"
                 )
             if field.high is not None and not field.holds(array).all():
@@ -246,25 +249,30 @@ def _joined(arrays: Sequence[Array]) -> Array:
     """One after the other, with texts as bytes."""
     if not any(array.dtype.kind in "UO" for array in arrays):
         return np.concatenate(arrays)
-    return as_bytes(np.concatenate([array.astype(object) for array in arrays]))  # not padded to the longest before
+    return as_bytes(np.concatenate([array.astype(object) for array in arrays]))  # not padded to the longest
 
 
-def as_bytes(texts: Array) -> NDArray[np.uint8]:
-    """Texts (n,) as (n, bytes), UTF-8 and zeros.
+def as_bytes(texts: Array) -> NDArray[np.object_]:
+    """Texts (n,) as bytes in UTF-8 (n,), each as long as it is: one long text costs its own bytes alone.
 
     Raises DatasetError, with its place, for what is no text, and for one that UTF-8 cannot hold.
     """
-    encoded: list[bytes] = []
+    encoded = np.empty(len(texts), object)
     for place, text in enumerate(texts.tolist()):
-        if not isinstance(text, str):
+        if not isinstance(text, str | bytes):
             raise DatasetError(f"example {place} has a {type(text).__name__} in the place of a text")
-        if text.endswith("\0"):
-            raise DatasetError(f"the text of example {place} ends with a zero, which would be lost; leave it out")
         try:
-            encoded.append(text.encode())
+            encoded[place] = text.encode() if isinstance(text, str) else text
         except UnicodeEncodeError as error:
             raise DatasetError(f"the text of example {place} has half a character, which UTF-8 cannot hold") from error
-    return np.array(encoded, np.bytes_).view(np.uint8).reshape(len(encoded), -1)
+        if encoded[place].endswith(b"\0"):
+            raise DatasetError(f"the text of example {place} ends with a zero, which devices drop; leave it out")
+    return encoded
+
+
+def longest(texts: Array) -> int:
+    """The bytes of the longest of texts (n,), at least 1: the least that a device's field for them holds."""
+    return max(1, max(map(len, texts.tolist()), default=1))
 
 
 def _check_names(clients: Sequence[str], count: int) -> None:

@@ -17,6 +17,7 @@ from simulator.engine import Engine
 from simulator.errors import Diverged
 from simulator.population import Population
 from simulator.private_training import PrivateSums, SimulatedPrivacy, promise_of
+from simulator.texts import with_tokens
 
 
 def ask_population(
@@ -42,7 +43,7 @@ def ask_population(
         private = PrivateTraining(epsilon=epsilon, delta=1 / (10 * clients) if delta is None else delta)
         promise = promise_of(private, clients, Cohorts(clients), rounds)
     sums = None if promise is None else PrivateSums(promise, seed)
-    engine = Engine(model, algorithm, population, seed=seed, private=sums)
+    engine = Engine(model, algorithm, with_tokens(population, model.spec), seed=seed, private=sums)
     for number in range(1, rounds + 1):
         try:
             excluded = engine.run_round(number, range(clients)).excluded

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+import struct
+from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import Annotated, Any
 
 import msgspec
@@ -11,6 +12,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from device_runtime.errors import ExampleRefused
+from device_runtime.examples.source import Columns, padded
 from fedcore.decoding import converter
 from fedcore.plan import Field
 
@@ -18,6 +20,7 @@ Example = Mapping[str, ArrayLike]
 """One value per field: a number, nested lists of numbers, an array, or the text of a uint8 field (bytes); without a
 batch axis."""
 
+_LENGTH = struct.Struct("<I")
 INTEGERS = frozenset({"int64", "int32", "uint8"})
 AtLeastOne = Annotated[int, msgspec.Meta(ge=1)]
 
@@ -61,14 +64,9 @@ class Collection(msgspec.Struct, frozen=True):
         return collection
 
     @property
-    def record(self) -> np.dtype[Any]:
-        """The fields of one example, little-endian, one after the other."""
-        return np.dtype([(f.name, np.dtype(f.dtype).newbyteorder("<"), f.shape) for f in self.fields])
-
-    @property
     def example_bytes(self) -> int:
-        """The size of one example."""
-        return self.record.itemsize
+        """The size of one example, with texts as long as they may be."""
+        return _record(self.fields).itemsize
 
     @property
     def most(self) -> int | None:
@@ -85,7 +83,48 @@ class Collection(msgspec.Struct, frozen=True):
             raise ExampleRefused(
                 f"an example of collection {self.name!r} has the fields {sorted(names)}, not {sorted(example)}"
             )
-        return b"".join(_array(field, example[field.name]).tobytes() for field in self.fields)
+        values = {field.name: _array(field, example[field.name]).tobytes() for field in self.fields}
+        fixed = b"".join(values[field.name] for field in self.fields if not _is_line(field))
+        lines = [values[field.name].rstrip(b"\0") for field in self.fields if _is_line(field)]
+        return fixed + b"".join(_LENGTH.pack(len(line)) + line for line in lines)
+
+    def decode(self, examples: Iterable[bytes], texts: Container[str]) -> Columns:
+        """The fields (n, …) of encoded examples. Those in `texts` are bytes (n,), each as long as it is.
+
+        Raises ValueError for bytes that are no example.
+        """
+        record = _record([field for field in self.fields if not _is_line(field)])
+        lines: dict[str, list[bytes]] = {field.name: [] for field in self.fields if _is_line(field)}
+        fixed = bytearray()
+        for index, example in enumerate(examples):
+            fixed += example[: record.itemsize]
+            place = record.itemsize
+            for of_field in lines.values():
+                begin = place + _LENGTH.size
+                place = begin + int.from_bytes(example[place:begin], "little")
+                of_field.append(example[begin:place])
+            if place != len(example):
+                raise ValueError(f"example {index} has {len(example)} bytes, and says that it has {place}")
+        records: NDArray[Any] = np.frombuffer(fixed, record) if record.itemsize else np.empty(0)
+        columns: Columns = {}
+        for field in self.fields:
+            if not _is_line(field):
+                columns[field.name] = np.array(records[field.name], field.dtype)
+                continue
+            column = np.empty(len(lines[field.name]), object)
+            column[:] = lines[field.name]
+            columns[field.name] = column if field.name in texts else padded(column, field.shape[0])
+        return columns
+
+
+def _record(fields: Sequence[Field]) -> np.dtype[Any]:
+    """Fields of one example, little-endian, one after the other."""
+    return np.dtype([(f.name, np.dtype(f.dtype).newbyteorder("<"), f.shape) for f in fields])
+
+
+def _is_line(field: Field) -> bool:
+    """Whether a field is a line of bytes, such as a text, whose zeros at its end are not stored."""
+    return field.dtype == "uint8" and len(field.shape) == 1
 
 
 _collection = converter(Collection)

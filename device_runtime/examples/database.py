@@ -17,7 +17,7 @@ log = logging.getLogger(__name__)
 
 # Written into the file's header, so that another application's database is not taken for a store.
 APPLICATION_ID = 0x4D757374
-VERSION = 3
+VERSION = 4
 SCHEMA = f"""
 CREATE TABLE collections (
     id INTEGER PRIMARY KEY,
@@ -28,7 +28,9 @@ CREATE TABLE examples (
     id INTEGER PRIMARY KEY,
     collection INTEGER NOT NULL REFERENCES collections (id),
     at REAL NOT NULL, -- seconds since 1970
-    data BLOB NOT NULL -- sealed: the fields in declared order, little-endian and row-major
+    -- sealed: the fields in declared order, little-endian and row-major, but lines of uint8, which come last:
+    -- each after its length in 4 bytes, and without the zeros at its end
+    data BLOB NOT NULL
 );
 CREATE INDEX examples_by_age ON examples (collection, at, id);
 PRAGMA application_id = {APPLICATION_ID};

@@ -16,11 +16,11 @@ from device_runtime.errors import ExamplesError
 from fedcore.plan import ExampleSpec, Field, Tokenizer
 
 Columns = dict[str, NDArray[Any]]
-"""One array `(n, *shape)` per field, over all examples of a collection."""
+"""One array `(n, *shape)` per field, over all examples of a collection. Texts are bytes (n,), each as long as it is."""
 
 
-Tokenize = Callable[[Field, Tokenizer, NDArray[np.uint8]], NDArray[np.int32]]
-"""Texts (n, bytes) of a field, UTF-8 and zeros, as its tokens (n, T)."""
+Tokenize = Callable[[Field, Tokenizer, NDArray[np.object_]], NDArray[np.int32]]
+"""Texts (n,) of a field, UTF-8, as its tokens (n, T)."""
 
 
 class ExampleSource(ABC):
@@ -59,8 +59,8 @@ class ExampleSource(ABC):
         columns = self._columns(spec)
         for field in spec.fields:
             column, tokenizer = columns[field.name], field.tokenizer
-            if tokenize is not None and tokenizer is not UNSET and column.dtype == np.uint8 and column.ndim == 2:
-                columns[field.name] = tokenize(field, tokenizer, column)
+            if tokenize is not None and tokenizer is not UNSET and _is_texts(column):
+                columns[field.name] = tokenize(field, tokenizer, unpadded(column))
             _check(field, columns[field.name])
         lengths = {name: len(column) for name, column in columns.items()}
         if len(set(lengths.values())) > 1:
@@ -76,9 +76,27 @@ class ExampleSource(ABC):
         return columns
 
 
+def unpadded(texts: NDArray[Any]) -> NDArray[np.object_]:
+    """Texts (n,) as bytes, each as long as it is, of those with zeros at their ends, uint8 (n, bytes)."""
+    if texts.dtype == object:
+        return texts
+    rows = np.empty(len(texts), object)
+    rows[:] = [row.tobytes().rstrip(b"\0") for row in texts]
+    return rows
+
+
+def padded(texts: NDArray[Any], size: int) -> NDArray[np.uint8]:
+    """Bytes (n,) of at most `size` each, with zeros at their ends: uint8 (n, size)."""
+    return np.array(texts.tolist(), f"S{size}").view(np.uint8).reshape(len(texts), size)
+
+
 def invalid(detail: str, private: str = "") -> ExamplesError:
     """The error for invalid examples; `private` is only for this device's owner."""
     return ExamplesError("invalid-examples", detail, private)
+
+
+def _is_texts(column: NDArray[Any]) -> bool:
+    return column.dtype == object or (column.dtype == np.uint8 and column.ndim == 2)
 
 
 def _on_side(spec: ExampleSpec, columns: Columns) -> Columns:

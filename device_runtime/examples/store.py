@@ -7,12 +7,11 @@ import math
 import numbers
 import sqlite3
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TypeVar
 
 import msgspec
-import numpy as np
 from msgspec import UNSET
 from msgspec.structs import replace
 
@@ -168,26 +167,22 @@ class ExampleStore(ExampleSource):
                 raise invalid(f"there is no collection {spec.collection!r}", str(self.path))
             key, collection = entry
             _check_fields(spec, collection)
-            data = self._data(connection, key, collection)
-        records = np.frombuffer(data, collection.record)
-        kinds = {field.name: field.dtype for field in collection.fields}
-        return {field.name: np.array(records[field.name], kinds[field.name]) for field in spec.fields}
+            texts = {field.name for field in spec.fields if field.tokenizer is not UNSET}
+            try:
+                columns = collection.decode(self._opened(connection, key, collection), texts)
+            except ValueError as error:
+                raise invalid(str(error), str(self.path)) from error
+        return {field.name: columns[field.name] for field in spec.fields}
 
-    def _data(self, connection: sqlite3.Connection, key: int, collection: Collection) -> bytearray:
-        """All examples of a collection in the order of their insertion, one after the other."""
-        data, what = bytearray(), _what(collection)
+    def _opened(self, connection: sqlite3.Connection, key: int, collection: Collection) -> Iterator[bytes]:
+        """All examples of a collection in the order of their insertion."""
+        what = _what(collection)
         query = "SELECT data FROM examples WHERE collection = ? ORDER BY id"
         for index, (sealed,) in enumerate(connection.execute(query, (key,))):
             try:
-                example = self._sealer.open(what, sealed)
+                yield self._sealer.open(what, sealed)
             except SealBroken as error:
                 raise invalid(f"example {index} was changed, or sealed under another key", str(self.path)) from error
-            if len(example) != collection.example_bytes:
-                raise invalid(
-                    f"example {index} has {len(example)} bytes, its collection says {collection.example_bytes}"
-                )
-            data += example
-        return data
 
     def _known(self, name: str) -> Collection:
         collection = self.declared(name)

@@ -58,13 +58,15 @@ class Order(msgspec.Struct, frozen=True, kw_only=True, tag="train"):
 
 
 class TextOrder(msgspec.Struct, frozen=True, kw_only=True, tag="tokenize"):
-    """An order to make tokens of a field's texts. The file of the tokenizer follows, of `size` bytes, and the texts."""
+    """An order to make tokens of so many texts of a field. The file of the tokenizer follows, of `size` bytes; the
+    lengths of the texts in bytes, int64 (texts,); and the texts.
+    """
 
     limits: Limits
     field: Field
     size: int
     padding: int
-    texts: ArrayKind
+    texts: int
 
 
 class Working(msgspec.Struct, frozen=True, tag="working"):

@@ -15,12 +15,24 @@ import sys
 import time
 from collections.abc import Callable
 
-import numpy.random  # noqa: F401  # otherwise loaded with the first batch, when no file can be opened any more
+import numpy as np
+import numpy.random  # otherwise loaded with the first batch, when no file can be opened any more
 
 from device_runtime.backends import open_backend
 from device_runtime.errors import DeviceError
 from device_runtime.sandbox import kernel
-from device_runtime.sandbox.channel import ORDER, Broken, Channel, Done, Failed, Order, TextOrder, Tokenized, Working
+from device_runtime.sandbox.channel import (
+    ORDER,
+    ArrayKind,
+    Broken,
+    Channel,
+    Done,
+    Failed,
+    Order,
+    TextOrder,
+    Tokenized,
+    Working,
+)
 from device_runtime.sandbox.confinement import confine
 from device_runtime.texts import TextColumn, library_of
 from device_runtime.trainer import InProcess, Job
@@ -57,9 +69,11 @@ def _train(order: Order, channel: Channel) -> None:
 
 def _tokenize(order: TextOrder, channel: Channel) -> None:
     library_of(order.field)  # now: later no file can be opened
-    column = TextColumn(
-        order.field, channel.receive_bytes(order.size), order.padding, channel.receive_array(order.texts)
-    )
+    file = channel.receive_bytes(order.size)
+    sizes = channel.receive_array(ArrayKind("sizes", "int64", (order.texts,)))
+    texts = np.empty(order.texts, object)
+    texts[:] = [channel.receive_bytes(size) for size in sizes.tolist()]
+    column = TextColumn(order.field, file, order.padding, texts)
     confine(order.limits)
     tokens = column.tokens(_teller(channel))
     channel.send(Tokenized(tokens.cut))

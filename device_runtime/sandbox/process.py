@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import IO, TypeVar
 
 import msgspec
+import numpy as np
 
 from device_runtime.backends import FORMATS, runtime_of
 from device_runtime.errors import (
@@ -109,12 +110,11 @@ class Sandbox:
         """Make tokens in a new process, as `train` runs a plan in one."""
 
         def talk(channel: Channel) -> Tokens:
-            (texts,) = ArrayKind.of({column.field.name: column.texts})
-            channel.send(
-                TextOrder(limits=limits, field=column.field, size=len(column.file), padding=column.padding, texts=texts)
-            )
+            size, texts = len(column.file), len(column.texts)
+            channel.send(TextOrder(limits=limits, field=column.field, size=size, padding=column.padding, texts=texts))
             channel.send_bytes(column.file)
-            channel.send_bytes(column.texts)
+            channel.send_bytes(np.array([len(text) for text in column.texts], np.int64))
+            channel.send_bytes(b"".join(column.texts))
             answer = self._answer(channel, Tokenized, "tokenizer", limits)
             shape = len(column.texts), *column.field.shape
             return Tokens(channel.receive_array(ArrayKind(column.field.name, "int32", shape)), answer.cut)

@@ -42,5 +42,9 @@ class Examples:
 
 
 def on_device(device: torch.device, arrays: Mapping[str, NDArray[np.generic]]) -> dict[str, Tensor]:
-    """Arrays by name as tensors on a compute device."""
-    return {name: torch.from_numpy(np.ascontiguousarray(array)).to(device) for name, array in arrays.items()}
+    """Arrays by name as tensors on a compute device, without texts, which no model reads as they are."""
+    return {
+        name: torch.from_numpy(np.ascontiguousarray(array)).to(device)
+        for name, array in arrays.items()
+        if array.dtype != object
+    }

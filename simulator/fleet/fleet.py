@@ -27,6 +27,7 @@ from simulator.fleet.fork_servers import BROWSER, DIED, HERE, EndedSessions, For
 from simulator.fleet.profile import Kind, assign_kinds, equal_kinds
 from simulator.fleet.summary import FleetSummary, Session
 from simulator.population import Population
+from simulator.texts import as_devices_hold
 
 # This many failed sessions before the first good one, or this long without one later, mean that there is no
 # coordinator.
@@ -112,7 +113,7 @@ class Fleet:
         for index, client in enumerate(population.clients):
             folder = config.folder / client
             folder.mkdir(parents=True, exist_ok=True)
-            np.savez(folder / "examples.npz", **population.shard(index))  # type: ignore[arg-type]
+            np.savez(folder / "examples.npz", **as_devices_hold(population.shard(index)))  # type: ignore[arg-type]
 
     def run(
         self, on_session: Callable[[Session], None] = lambda session: None, servers: ForkServers | None = None

@@ -6,17 +6,19 @@ import subprocess
 import sys
 import tempfile
 import time
+import tracemalloc
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+from msgspec import structs
 
 from device_runtime.errors import ExampleRefused, ExamplesError, StoreDamaged, StoreError
 from device_runtime.examples import Collection, ExampleStore, Retention, open_examples
 from device_runtime.session import run_session
-from fedcore.plan import ExampleSpec, Field
+from fedcore.plan import BlobRef, ExampleSpec, Field, Tokenizer
 
 FIELDS = (Field("x", "float32", (2, 3)), Field("y", "int64", (), 10), Field("b", "uint8", (4,)))
 SPEC = ExampleSpec(FIELDS)
@@ -174,6 +176,37 @@ def test_at_insertion_the_oldest_examples_go(store, clock, retention, kept):
     assert sorted(labels(store, "photos")) == kept
     assert sum(one.removed for one in done) == 5 - len(kept)
     assert labels(store) == [9]
+
+
+def test_a_long_text_among_short_ones_costs_its_own_bytes_alone(tmp_path, clock):
+    text = Field("text", "uint8", (200_000,))
+    made = ExampleStore.open(tmp_path / "texts", clock)
+    made.declare(Collection("default", (text, FIELDS[1])))
+    said = ["x" * 200_000, *["a short note about the train"] * 300, ""]
+    made.append_all("default", [{"text": one, "y": place % 10} for place, one in enumerate(said)])
+    assert made.path.stat().st_size < 400_000
+    got = []
+    wanted = structs.replace(text, dtype="int32", shape=(1,), tokenizer=Tokenizer(BlobRef.of(b""), 0))
+
+    def tokenize(field, tokenizer, texts):
+        got.extend(texts)
+        return np.zeros((len(texts), 1), np.int32)
+
+    tracemalloc.start()
+    loaded = made.load(ExampleSpec((wanted, FIELDS[1])), tokenize=tokenize)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert got == [one.encode() for one in said]
+    assert loaded["y"].tolist() == [place % 10 for place in range(len(said))]
+    assert peak < 5_000_000
+
+
+def test_zeros_at_the_end_of_a_line_of_bytes_are_read_again(store):
+    lines = [[0, 0, 0, 0], [0, 7, 0, 0], [1, 2, 3, 4]]
+    store.append_all("default", [example(n, b=line) for n, line in enumerate(lines)])
+    loaded = store.load(SPEC)
+    assert (loaded["b"].dtype, loaded["b"].tolist()) == (np.uint8, lines)
+    np.testing.assert_array_equal(loaded["x"][:, 0, 0], [0, 1, 2])
 
 
 def test_a_batch_is_cut_to_what_is_kept(store):

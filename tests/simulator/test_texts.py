@@ -1,25 +1,31 @@
 """Texts of simulated users: read from files, kept as devices keep them, and made tokens before the engine trains."""
 
 import json
+import tracemalloc
+from types import SimpleNamespace
 
 import numpy as np
 import pyarrow
 import pyarrow.parquet
 import pytest
+from msgspec.structs import replace
 
 from export.huggingface.folder import Pretrained, spec_of
+from export.questions.builtin import builtin
+from muster.asking import fields_in
 from simulator import datasets
 from simulator.configuration import SimulationConfig
 from simulator.datasets.shakespeare import MARKS
 from simulator.errors import DatasetError
 from simulator.population import Population, as_bytes
+from simulator.questions import ask_population
 from simulator.simulation import Overrides, simulate
 from simulator.studies.pretrained_adapters import generated, tiny
-from simulator.texts import with_tokens
+from simulator.texts import as_devices_hold, with_tokens
 
 
 def said(users, client):
-    return [row.tobytes().rstrip(b"\0").decode() for row in users.shard(users.clients.index(client))["text"]]
+    return [text.decode() for text in users.shard(users.clients.index(client))["text"]]
 
 
 def test_texts_of_files_are_bytes_as_long_as_the_longest(tmp_path):
@@ -30,6 +36,34 @@ def test_texts_of_files_are_bytes_as_long_as_the_longest(tmp_path):
     assert users.kinds == {"label": "int64[]", "text": f"uint8[{len(columns['text'][0].encode())}]"}
     assert [said(users, name) for name in ("ann", "bob", "eve")] == [["na, gut", "ça va"], [columns["text"][0]], ["x"]]
     assert users.classes == 3
+
+
+def test_a_long_text_among_short_ones_costs_its_own_bytes_alone():
+    notes = [["a short note about the train"] * 30 for _ in range(100)] + [["x" * 200_000]]
+    shards = [{"text": np.array(texts, object), "label": np.zeros(len(texts), np.int64)} for texts in notes]
+    tracemalloc.start()
+    users = Population.of([f"user-{number}" for number in range(101)], shards)
+    some = users.subset(range(1, 101)).pooled()
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 5_000_000
+    assert (users.kinds["text"], sum(map(len, some.fields["text"]))) == ("uint8[200000]", 99 * 30 * 28 + 200_000)
+    assert as_devices_hold(users.shard(0))["text"].shape == (30, 28)
+    assert as_devices_hold(users.shard(100))["text"].shape == (1, 200_000)
+
+
+def test_questions_of_users_with_texts_read_their_bytes_or_leave_them_out():
+    shards = [{"text": np.array(["ab", "", "ab"]), "label": np.array([0, 1, 2])} for _ in range(3)]
+    users = Population.of(["ann", "bob", "eve"], shards)
+    fields = fields_in(users, "mine").fields
+    asked = builtin("labels", ["label"], fields, minimum_devices=1)
+    assert [list(row[:2]) for row in ask_population(asked, users).rows] == [[0, 3], [1, 3], [2, 3]]
+    text = next(field for field in fields if field.name == "text")
+    assert (text.dtype, text.shape, text.high) == ("uint8", (2,), 256)
+    spec = SimpleNamespace(fields=(text,), tokenizers=())
+    assert with_tokens(users, spec).shard(0)["text"].tolist() == [[97, 98], [0, 0], [97, 98]]
+    with pytest.raises(DatasetError, match="field 'text' has a text of 2 bytes; the model reads 1"):
+        with_tokens(users, SimpleNamespace(fields=(replace(text, shape=(1,)),), tokenizers=()))
 
 
 def test_a_role_says_sentences_and_the_marks_that_end_them(tmp_path):

@@ -7,6 +7,7 @@ import { decodePlan, keptRefs, type Plan } from "../src/core/plan.ts";
 import { tokenized, tokensOf } from "../src/core/texts.ts";
 import { isolated, Tokenizer } from "../src/core/tokenizer.ts";
 import { Work } from "../src/core/work.ts";
+import { stacked, withoutZeros } from "../src/web/examples.ts";
 import { type Vector, vectors } from "./vectors.ts";
 
 const { texts, tokenizers, expressions, files } = vectors("tokenizers.json");
@@ -56,6 +57,22 @@ test("a text that is too long keeps what is around it, and is counted", async ()
     new Tokenizer(wordPiece.file).encode(".", new Work()).own[0],
   ]);
   expect([...values].slice(5)).toEqual([3, 2, ...one, 3, 0, 0, 0, 2, 3, 0, 0, 0, 0]);
+});
+
+test("texts that are kept as long as they are give the same tokens, and other lines their zeros again", async () => {
+  const rows = [new Uint8Array(WIDTH), ...["a, b. c! d? e", "a"].map(utf8)].map((row) => {
+    const line = { shape: [WIDTH], values: concat(row, new Uint8Array(WIDTH - row.length)) };
+    return { collection: "c", at: 0, fields: { text: withoutZeros(line) } };
+  });
+  const column = stacked("text", rows);
+  expect([column.values.length, column.ends]).toEqual([14, [0, 13, 14]]);
+  const examples = { count: 3, columns: new Map([["text", column]]) };
+  const dense = examplesOf("", "a, b. c! d? e", "a");
+  const tokens = async (given: Examples) => (await tokenized(planOf(), given, file, () => true)).examples.columns;
+  expect(await tokens(examples)).toEqual(await tokens(dense));
+  const lines = planOf({ dtype: "uint8", shape: [WIDTH], high: 256, tokenizer: undefined });
+  const made = await tokenized(lines, examples, file, () => true);
+  expect(made.examples.columns.get("text")).toEqual(dense.columns.get("text"));
 });
 
 test("work stops between two texts when there is no time left", async () => {

@@ -10,10 +10,14 @@ export type Values =
   | Int32Array<ArrayBuffer>
   | Uint8Array<ArrayBuffer>;
 
-/** The values of one field, example by example; `shape` is that of a single example. */
+/** The values of one field, example by example; `shape` is that of a single example.
+ *
+ * ends: of lines of bytes, such as texts, that are each as long as they are, up to `shape`: where each ends in `values`.
+ */
 export interface Column {
   readonly shape: readonly number[];
   readonly values: Values;
+  readonly ends?: readonly number[];
 }
 
 /** The examples of a collection: `count` of them, and the column of every field by name. */
@@ -57,6 +61,30 @@ export function checkExamples(plan: Plan, examples: Examples): void {
     }
     checkColumn(field, column, examples.count);
   }
+}
+
+/** A line of bytes of a column, which may have zeros at its end. */
+export function lineOf({ shape: [width = 0], values, ends }: Column, place: number): Uint8Array<ArrayBuffer> {
+  const [begin, end] = ends ? [ends[place - 1] ?? 0, ends[place]!] : [place * width, (place + 1) * width];
+  return (values as Uint8Array<ArrayBuffer>).subarray(begin, end);
+}
+
+/** The column with lines of bytes as long as its shape says, by zeros at their ends. Throws ExamplesError. */
+export function padded(name: string, column: Column, count: number): Column {
+  const [width = 0] = column.shape;
+  if (column.ends === undefined) return column;
+  const values = new Uint8Array(count * width);
+  for (let place = 0; place < count; place++) {
+    const line = lineOf(column, place);
+    if (line.length > width) {
+      throw new ExamplesError(
+        "invalid-examples",
+        `field ${name} of example ${place} has ${line.length} bytes, not ${width}`,
+      );
+    }
+    values.set(line, place * width);
+  }
+  return { shape: column.shape, values };
 }
 
 function checkColumn(field: Field, { shape, values }: Column, count: number): void {

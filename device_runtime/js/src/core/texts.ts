@@ -2,7 +2,7 @@
 
 import type { Bytes } from "./bytes.ts";
 import { DeadlinePassed, PlanRefused } from "./errors.ts";
-import { type Column, type Examples, ExamplesError } from "./examples.ts";
+import { type Column, type Examples, ExamplesError, lineOf, padded } from "./examples.ts";
 import type { BlobRef, Field, Plan } from "./plan.ts";
 import { Tokenizer } from "./tokenizer.ts";
 import { Work } from "./work.ts";
@@ -10,9 +10,10 @@ import { Work } from "./work.ts";
 /** A surrogate without its other half, which an app's text may have and UTF-8 has not. */
 const HALF = /[\ud800-\udfff]/u;
 
-/** The examples with texts, uint8 `[bytes]` with zeros at the end, as tokens, and the number of texts that were cut.
- * keepGoing: asked before every text and within long ones; false ends the work with DeadlinePassed. Throws PlanRefused for a tokenizer that
- * does not load or fit the field, ExamplesError for what is no UTF-8.
+/** The examples with texts, uint8 `[bytes]`, as tokens, other lines of bytes as long as their shape says, and the number
+ * of texts that were cut. keepGoing: asked before every text and within long ones; false ends the work with
+ * DeadlinePassed. Throws PlanRefused for a tokenizer that does not load or fit the field, ExamplesError for what is no
+ * UTF-8.
  */
 export async function tokenized(
   plan: Plan,
@@ -25,7 +26,11 @@ export async function tokenized(
   let cut = 0;
   for (const field of plan.examples.fields) {
     const column = columns.get(field.name);
-    if (field.tokenizer === undefined || !(column?.values instanceof Uint8Array) || column.shape.length !== 1) continue;
+    if (column === undefined) continue;
+    if (field.tokenizer === undefined || !(column.values instanceof Uint8Array) || column.shape.length !== 1) {
+      columns.set(field.name, padded(field.name, column, examples.count));
+      continue;
+    }
     const tokenizer = loadedTokenizer(field, await blob(field.tokenizer.blob), work);
     const made = tokensOf(field, tokenizer, textsOf(field, column, examples.count), examples.count, work);
     columns.set(field.name, { shape: field.shape, values: made.ids });
@@ -34,10 +39,9 @@ export async function tokenized(
   return { examples: { ...examples, columns }, cut };
 }
 
-function* textsOf(field: Field, { shape, values }: Column, count: number): Generator<string> {
-  const [width = 0] = shape;
+function* textsOf(field: Field, column: Column, count: number): Generator<string> {
   for (let place = 0; place < count; place++) {
-    yield textOf(field, (values as Uint8Array<ArrayBuffer>).subarray(place * width, (place + 1) * width), place);
+    yield textOf(field, lineOf(column, place), place);
   }
 }
 

@@ -32,9 +32,16 @@ export class LocalExamples implements ExampleSource {
     this.#retention = retention;
   }
 
-  /** Keep an example. Throws StateDamaged when the browser has no room. */
+  /** Keep an example; of lines of bytes, such as texts, without the zeros at their ends.
+   *
+   * Throws StateDamaged when the browser has no room.
+   */
   async add(collection: string, fields: Fields): Promise<void> {
-    const kept: Kept = { collection, at: now(), fields };
+    const stripped = Object.entries(fields).map(([name, column]) => [
+      name,
+      isLine(column) ? withoutZeros(column) : column,
+    ]);
+    const kept: Kept = { collection, at: now(), fields: Object.fromEntries(stripped) };
     await change(this.#database, ["examples"], (of) => of("examples").add(kept));
   }
 
@@ -116,12 +123,11 @@ function replace(examples: IDBObjectStore, key: IDBValidKey, one: Kept): void {
   };
 }
 
-function stacked(name: string, kept: readonly Kept[]): Column {
+/** The column of a field of several examples. Throws ExamplesError when they differ in its type or shape. */
+export function stacked(name: string, kept: readonly Kept[]): Column {
   const first = kept[0]!.fields[name]!;
-  const width = first.values.length;
   const Kind = first.values.constructor as new (size: number) => Values;
-  const values = new Kind(width * kept.length);
-  kept.forEach(({ fields }, place) => {
+  const columns = kept.map(({ fields }, place) => {
     const column = fields[name];
     if (column?.values.constructor !== Kind || column.shape.join() !== first.shape.join()) {
       throw new ExamplesError(
@@ -129,9 +135,26 @@ function stacked(name: string, kept: readonly Kept[]): Column {
         `field ${name} of example ${place} is not like that of the first one`,
       );
     }
-    (values as Float32Array).set(column.values as Float32Array, place * width);
+    return column;
   });
-  return { shape: first.shape, values };
+  let end = 0;
+  const ends = columns.map(({ values }) => (end += values.length));
+  const values = new Kind(end);
+  columns.forEach((column, place) => {
+    (values as Float32Array).set(column.values as Float32Array, ends[place]! - column.values.length);
+  });
+  return isLine(first) ? { shape: first.shape, values, ends } : { shape: first.shape, values };
+}
+
+/** Whether a column is a line of bytes. */
+function isLine({ shape, values }: Column): boolean {
+  return values instanceof Uint8Array && shape.length === 1;
+}
+
+/** A line of bytes without the zeros at its end. */
+export function withoutZeros({ shape, values }: Column): Column {
+  const line = values as Uint8Array<ArrayBuffer>;
+  return { shape, values: line.slice(0, line.findLastIndex((byte) => byte !== 0) + 1) };
 }
 
 function now(): number {
