@@ -174,7 +174,7 @@ def test_aborts_are_counted_by_reason_in_each_round(store, register, desk):
     reasons = ("plan-refused", "runtime-failed", "plan-refused")
     for assignment, reason in zip(desk.assign("a", "b", "c"), reasons, strict=True):
         desk.ask(AbortAssignment(assignment.assignment, Abort(reason)))
-    again = desk.assign("a", "b", "c")
+    again = desk.assign("d", "e", "f")
     desk.give_up(again[0])
     for assignment in again[1:]:
         desk.report(assignment)
