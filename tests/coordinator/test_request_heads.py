@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import re
 import socket
+import ssl
 import threading
+from contextlib import contextmanager
+from functools import partial
 
 import pytest
 import uvicorn
@@ -14,6 +17,7 @@ from ingress.connection_limits import ConnectionLimits
 from ingress.listener import listening
 from ingress.server import HttpConfig
 from tests.coordinator.connections import rest_of
+from tests.coordinator.test_operations import self_made_certificate
 
 HOST = b"Host: x\r\n"
 GET = b"GET / HTTP/1.1\r\n" + HOST
@@ -35,23 +39,32 @@ async def echo(scope, receive, send):
     await send({"type": "http.response.body", "body": said})
 
 
-@pytest.fixture(scope="module")
-def port():
+@contextmanager
+def serving_echo(certificate=None, key=None):
+    """A port, for as long as the block runs."""
     limits = ConnectionLimits(100, 0)
-    config = HttpConfig(tls_cert=None, tls_key=None, drain_s=1).uvicorn(echo, limits)
+    config = HttpConfig(tls_cert=certificate, tls_key=key, drain_s=1).uvicorn(echo, limits)
     config.lifespan = "off"
     with listening("127.0.0.1", 0, limits) as listener:
         server = uvicorn.Server(config)
         thread = threading.Thread(target=server.run, args=([listener],))
         thread.start()
-        yield listener.getsockname()[1]
-        server.should_exit = True
-        thread.join()
+        try:
+            yield listener.getsockname()[1]
+        finally:
+            server.should_exit = True
+            thread.join()
 
 
-def sent(port, *pieces):
+@pytest.fixture(scope="module")
+def port():
+    with serving_echo() as opened:
+        yield opened
+
+
+def sent(port, *pieces, wrap=lambda connection: connection):
     """The statuses and the bytes of all that is answered to these pieces, until the other end has closed."""
-    with socket.create_connection(("127.0.0.1", port), timeout=10) as connection:
+    with wrap(socket.create_connection(("127.0.0.1", port), timeout=10)) as connection:
         for piece in pieces:
             connection.sendall(piece)
         answer = rest_of(connection)
@@ -131,6 +144,14 @@ def test_of_many_requests_at_once_some_are_answered_the_next_refused(port):
     statuses, answer = sent(port, (GET + b"\r\n") * 40)
     assert statuses == [200] * 17 + [429]
     assert b"connection: close" in answer.rpartition(b"HTTP/1.1 429")[2]
+
+
+def test_a_broken_request_over_tls_is_answered_after_those_before_it(tmp_path):
+    certificate, key = self_made_certificate(tmp_path)
+    trust = ssl.create_default_context(cafile=certificate)
+    wrap = partial(trust.wrap_socket, server_hostname="127.0.0.1")
+    with serving_echo(certificate, key) as port:
+        assert sent(port, GET + b"\r\n" + CHUNKED + b"xyz\r\n", wrap=wrap)[0] == [200, 400]
 
 
 GOOD = {
