@@ -195,7 +195,8 @@ def _are_plain_products(model: Any) -> bool:
     last = model.get_output_embeddings()
     if not isinstance(last, DenseInFewBits) or last.bias is not None:
         return False
-    given = {"input_ids": torch.ones((1, 2), dtype=torch.int64), "attention_mask": torch.ones((1, 2))}
+    ids = torch.arange(min(model.config.vocab_size, 16))[None]  # the token of padding alone has logits of 0
+    given = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
     with torch.no_grad():
         return torch.equal(model(**given).logits, last(model.base_model(**given).last_hidden_state))
 

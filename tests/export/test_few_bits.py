@@ -223,6 +223,17 @@ def test_logits_that_are_not_plain_products_are_made(tmp_path):
     assert not Model(spec_of(pretrained("Llama", tmp_path))).module.without_logits
 
 
+def test_scaled_logits_are_made_whatever_token_is_padding(tmp_path):
+    """The embedding of padding is 0, and so are its logits, whatever is done to them."""
+    import transformers
+
+    for padding in range(2):
+        folder = tmp_path / str(padding)
+        sizes = FAMILIES["Llama"][0] | {"pad_token_id": padding, "logits_scaling": 4.0}
+        transformers.GraniteForCausalLM(transformers.GraniteConfig(**sizes)).save_pretrained(folder)
+        assert not Model(spec_of(Pretrained(str(folder), "causal-lm", rank=2, tokens=8, bits=8))).module.without_logits
+
+
 @pytest.mark.parametrize(
     "family", [pytest.param(name, marks=() if name == "Llama" else pytest.mark.long) for name in FAMILIES]
 )
