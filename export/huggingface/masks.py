@@ -18,13 +18,18 @@ def check_masks(folder: str, text: Text, tokens: int, is_next: bool) -> None:
     """
     kind, padding = type(text.model).__name__, text.padding
     with torch.device("cpu"), torch.no_grad():
-        ids = (7 * torch.arange(tokens)[None] + 3) % padding.ids[0]
-        half = ids.shape[1] // 2
-        ids[:, half - 1] = padding.stands  # a text may end with it
-        padded, other = ids.clone(), ids.clone()
-        padded[:, half:], other[:, half:] = padding.ids[0], padding.stands
-        if not _alike(text(padded), text(ids[:, :half])):
-            raise InvalidModel(f"{folder}: padding changes what {kind} makes of a text, so short ones cannot be filled")
+        ids = (7 * torch.arange(tokens)[None] + 3) % (padding.ids[0] - 1)
+        ids += (ids >= padding.stands).long()  # no text but the first of these has the token that stands for padding
+        half = tokens // 2
+        ending, other = ids.clone(), ids.clone()
+        ending[:, half - 1], other[:, half:] = padding.stands, padding.stands
+        for each, length in ((ending, half), (ids, half), (ids, 2)):
+            padded = each.clone()
+            padded[:, length:] = padding.ids[0]
+            if not _alike(text(padded), text(each[:, :length])):
+                raise InvalidModel(
+                    f"{folder}: padding changes what {kind} makes of a text, so short ones cannot be filled"
+                )
         if is_next and not _alike(text(ids), text(other), half):
             raise InvalidModel(
                 f"{folder}: {kind} looks at tokens that follow, so it has seen what it is to tell; causal-lm needs a "

@@ -148,14 +148,45 @@ def test_a_model_that_sees_the_next_token_cannot_learn_to_tell_it(family, tmp_pa
         Model(load(folder, task=CONTINUES, tokens=8))
 
 
-def test_a_model_in_which_padding_counts_is_refused(tmp_path):
+@pytest.mark.parametrize(
+    ("family", "sizes"),
+    [
+        ("FNet", {}),
+        ("MobileBert", {"num_attention_heads": 2}),
+        (
+            "Llama",
+            {
+                "rope_parameters": {
+                    "rope_type": "longrope",
+                    "rope_theta": 1e4,
+                    "short_factor": [1.0] * 4,
+                    "long_factor": [4.0] * 4,
+                    "original_max_position_embeddings": 3,
+                },
+                "num_attention_heads": 2,
+            },
+        ),
+    ],
+)
+def test_a_model_in_which_padding_counts_is_refused(family, sizes, tmp_path):
+    """MobileBERT's reads the token that follows; a table of positions may be another one for long texts."""
     import transformers
 
-    config = transformers.FNetConfig(
-        vocab_size=WORDS, hidden_size=16, num_hidden_layers=1, intermediate_size=24, max_position_embeddings=16
+    torch.manual_seed(0)
+    config = getattr(transformers, f"{family}Config")(
+        vocab_size=WORDS,
+        hidden_size=16,
+        num_hidden_layers=1,
+        intermediate_size=24,
+        max_position_embeddings=16,
+        initializer_range=0.3,
+        **sizes,
     )
-    transformers.FNetForSequenceClassification(config).save_pretrained(tmp_path / "model")
-    with pytest.raises(InvalidModel, match="padding changes what FNetForSequenceClassification makes of a text"):
+    model = getattr(transformers, f"{family}ForSequenceClassification")(config)
+    for parameter in model.parameters():  # MobileBERT's embedding of padding is drawn as zeros, as trained ones are not
+        torch.nn.init.normal_(parameter, std=0.3)
+    model.save_pretrained(tmp_path / "model")
+    with pytest.raises(InvalidModel, match=f"padding changes what {family}ForSequenceClassification makes of a text"):
         Model(load(tmp_path / "model", tokens=8, rank=0))
 
 
