@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 
 _DIFFERENCES = (
-    "two answers, two columns or two pieces of a sum may be subtracted, and what is left may be one device's; only "
-    "noise (--epsilon) hides that"
+    "two answers, two columns or two pieces of a sum may be subtracted, or weights make a row outweigh all others, and "
+    "what is left may be one device's; only noise (--epsilon) hides that"
 )
 """What no threshold hides, for people."""
 

@@ -138,7 +138,11 @@ class Columns:
             numbers = [self._scalars.of(one, name) for one in arguments]
             known = all(number.kind != "null" for number in numbers)
             return [self._sums.voters(condition, *numbers)] if known else []
-        return [self._sums.voters(rows) for rows in self._contributors.to(arguments[0], condition)]
+        counts = [self._sums.voters(rows) for rows in self._contributors.to(arguments[0], condition)]
+        number = self._scalars.of(arguments[0], name)
+        if aggregate.held is not None and number.low < 0 < number.high:  # else a sum has the sign of each row
+            counts += [self._sums.towards(end, condition, number) for end in aggregate.held if end]
+        return counts
 
     def _held(self, aggregate: Aggregate) -> Aggregate:
         """The aggregate in CLIP_PER_DEVICE, with its bounds."""

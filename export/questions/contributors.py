@@ -4,11 +4,13 @@ A group of few devices is hidden, and so is what only few devices add to a sum, 
 number is taken apart into pieces. A row contributes to a piece where it is neither NULL nor 0:
 
     CASE WHEN c THEN a ELSE b END     a where c is true, and b where it is not; COALESCE likewise
-    a + b, MIN(a, b), CLIP(a, 1, 9)   the number itself, and the pieces of a and of b
+    MAX(a, b), CLIP(a, 1, 9)          a where it is what is given, and b likewise, unless it is constant
+    a + b                             the number itself, and the pieces of a and of b
     a * b, ABS(a)                     the number itself, and the pieces within a where b is not 0, and within b
     a = b, a AND b, a IS NULL         where it is true
 
-Two answers, or two columns, can be subtracted all the same: against that there is only noise.
+Two answers, or two columns, can be subtracted all the same, and weights can make one row outweigh all others: against
+that there is only noise.
 """
 
 from __future__ import annotations
@@ -26,7 +28,8 @@ Piece: TypeAlias = Expression | None
 """The rows that contribute to a piece, as a condition; None is all."""
 _WHOLES = frozenset({*COMPARISONS, "and", "or", "not", "is_null", CONSTANT, FIELD})
 """Terms that are one piece."""
-_CHOICES = frozenset({"case", "coalesce"})
+_CHOICES = frozenset({"bucket", "case", "clip", "coalesce", "max", "min"})
+"""Functions that give one of their arguments, or, outside of two bounds, a constant."""
 _FACTORS = frozenset({"*", "/", "%", "abs", "integer", "negative", "real", "round"})
 """Functions that are 0 or NULL where an argument is: who contributes to one contributes to its arguments."""
 
@@ -63,17 +66,20 @@ class Contributors:
         for argument in varying:
             others = [truth(self._of(one)) for one in varying if one is not argument]
             inner = _and(condition, *others) if term.function in _FACTORS else condition
-            counted = self._is_factor(term) and argument.function not in _CHOICES
+            counted = term.function in _FACTORS and argument.function not in _CHOICES
             yield from self._within(argument, inner) if counted else self.to(argument, inner)
-
-    def _is_factor(self, term: Term) -> bool:
-        if term.function == "clip":
-            low, high = (self._of(end).value for end in term.arguments[1:])
-            return bool(low <= 0 <= high)
-        return term.function in _FACTORS
 
     def _choices(self, term: Term) -> Iterator[tuple[list[Expression], Term]]:
         """What a choice may give, each with the conditions under which it does."""
+        if term.function in {"bucket", "clip"}:
+            value, low, high = term.arguments[:3]
+            yield [self._compared(">=", value, low), self._compared("<=", value, high)], value
+            return
+        if term.function in {"max", "min"}:
+            reaches = ">=" if term.function == "max" else "<="
+            for value in (one for one in term.arguments if not self._of(one).constant):
+                yield [self._compared(reaches, value, other) for other in term.arguments if other != value], value
+            return
         before: list[Expression] = []
         if term.function == "coalesce":
             for value in term.arguments:
@@ -86,6 +92,9 @@ class Contributors:
             yield [*before, met], value
             before = [*before, OPERATORS["case"](met, literal(0), literal(1))]
         yield before, otherwise
+
+    def _compared(self, comparison: str, left: Term, right: Term) -> Expression:
+        return OPERATORS[comparison](self._of(left), self._of(right))
 
     def _of(self, term: Term) -> Expression:
         return self._scalars.of(term, "another aggregate")

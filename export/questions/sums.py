@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from export.questions.conditions import holds, is_null
-from export.questions.expressions import Batch, Expression, derived
+from export.questions.expressions import Batch, Expression, derived, literal
 from export.questions.groups import Groups
 from export.questions.norms import norm_of_ones, norm_of_sums
 from export.questions.operators import OPERATORS
@@ -38,6 +38,8 @@ needs more rows, gives up."""
 FARTHEST = 1e26
 """Real numbers of a row are held to this, so that a device's sums are finite."""
 NARROWEST = 1e-20
+MOST_SHARE = 2.0**40
+"""By how much smaller sums of a device than what they are held to count."""
 _NO_ROWS = "MAX n ROWS PER DEVICE"
 _NO_BOUNDS = "CLIP(x, low, high) with constants for what is summed"
 
@@ -77,6 +79,13 @@ class Sums:
     def voters(self, condition: Expression | None = None, number: Expression | None = None) -> str:
         """The block of the devices that have a row for which a condition is true, in each group, and a number known."""
         return self._ones("devices", self._counted(self._rows_with(condition, number and self._known(number))))
+
+    def towards(self, end: float, condition: Expression | None, number: Expression) -> str:
+        """The block of the devices whose sum of a number is on that side of 0, further than next to nothing of it."""
+        share = self.once(("share", number, end), lambda: OPERATORS["*"](number, literal(MOST_SHARE / end)))
+        included = self._rows_with(condition, self._known(number))
+        rows = self._row("share", (share, included), self.groups.number, _adding(share, included))
+        return self._ones("devices", rows)
 
     def count(self, condition: Expression | None, number: Expression | None = None) -> str:
         """The block of the rows for which a condition is true, and a number is not NULL."""

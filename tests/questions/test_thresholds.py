@@ -70,6 +70,20 @@ WAYS = [
 ]
 """Columns that would say something of those rows."""
 
+PICKS = [
+    "SUM(MAX(x - 1000 * ABS(p - 7), 1))",
+    "SUM(MIN(x + 1000 * ABS(p - 7), 100))",
+    "AVG(CLIP(x - 1000 * ABS(p - 7), 1, 100))",
+    "APPROX_QUANTILE(MAX(x - 1000 * ABS(p - 7), 1), 1)",
+    "STDDEV(CLIP(x - 1000 * ABS(p - 7), 1, 100))",
+    "SUM(WIDTH_BUCKET(x + 1000 * ABS(p - 7), 0, 100, 50))",
+    "SUM(MAX(p, 6))",
+    "CLIP_PER_DEVICE(SUM((p * p * p * p - 300.0) * x), 0, 1000000)",
+    "CLIP_PER_DEVICE(SUM((p * p * p * p - 300.0) * x), -1e-9, 1000000)",
+    "CLIP_PER_DEVICE(TOTAL((300.0 - p * p * p * p) * x), -1000000, 0)",
+]
+"""Columns in which all others are held to a constant."""
+
 
 def held(x, place=7):
     """Rows of devices, of which the last alone has place 7, or none."""
@@ -101,6 +115,28 @@ def test_no_condition_tells_what_one_device_has(way):
         secure = bool(number % 2) and "VAR" not in way and "STD" not in way
         first, *others = told(text, *differing(), secure=secure)
         assert others == [first] * 3, (text, first, others)
+
+
+@pytest.mark.parametrize("secure", [False, True])
+@pytest.mark.parametrize("column", PICKS)
+def test_no_bound_tells_what_one_device_has(column, secure):
+    if not (secure and column.startswith("STD")):
+        first, *others = told(f"SELECT {column} FROM examples", *differing(), secure=secure)
+        assert others == [first] * 3, (first, others)
+
+
+def test_a_held_sum_needs_as_many_devices_on_either_side_of_0():
+    """Sums of devices are -9, -5, -1, 3, 7 and 46."""
+    for least, low, expected in [(1, -50, 41), (3, -50, 41), (4, -50, None), (3, 0, 56), (4, 0, None)]:
+        text = f"SELECT CLIP_PER_DEVICE(SUM(x - 15.0), {low}, 50) FROM examples"
+        ((((found,),), _),) = told(text, held(55), least=least)
+        assert found == expected, (least, low)
+
+
+def test_what_enough_rows_give_to_a_choice_is_shown():
+    for text, expected in [("SUM(MAX(x, 15))", 236), ("SUM(CLIP(x, 12, 18))", 183), ("SUM(MIN(x, y + 14))", 169)]:
+        ((((found,),), _),) = told(f"SELECT {text} FROM examples", held(55))
+        assert found == expected, text
 
 
 @pytest.mark.parametrize("condition", ONE)
@@ -150,3 +186,10 @@ def test_what_two_columns_differ_in_is_not_hidden():
     for x in (15, 55):
         ((((everybody, others),), _),) = told(text, held(x))
         assert everybody - others == x
+
+
+def test_what_weights_pick_is_not_hidden():
+    """As the documents say: all rows contribute, and one outweighs the others."""
+    for x in (15, 55):
+        ((((found,),), _),) = told("SELECT SUM(1.0 * x / (1 + 1e9 * ABS(p - 7))) FROM examples", held(x))
+        assert found == pytest.approx(x, abs=1e-3)
