@@ -138,8 +138,9 @@ class Columns:
             numbers = [self._scalars.of(one, name) for one in arguments]
             known = all(number.kind != "null" for number in numbers)
             return [self._sums.voters(condition, *numbers)] if known else []
-        counts = [self._sums.voters(rows) for rows in self._contributors.to(arguments[0], condition)]
         number = self._scalars.of(arguments[0], name)
+        counts = [self._sums.voters(rows) for rows in self._contributors.to(arguments[0], condition)]
+        counts = counts or [self._sums.voters(condition, number)]  # of zeros, a sum is 0 where there are some, or NULL
         if aggregate.held is not None and number.low < 0 < number.high:  # else a sum has the sign of each row
             counts += [self._sums.towards(end, condition, number) for end in aggregate.held if end]
         return counts

@@ -67,6 +67,11 @@ WAYS = [
     "SUM(({0}) AND x > 20)",
     "COUNT(DISTINCT DEVICE) FILTER (WHERE ({0}) AND x > 20)",
     "MAX(({0}) AND x > 20)",
+    "SUM(0) FILTER (WHERE ({0}) AND x > 20)",
+    "AVG(IIF(({0}) AND x > 20, 0, NULL))",
+    "SUM(CLIP(IIF(({0}) AND x > 20, 0, NULL), 0, 1))",
+    "CLIP_PER_DEVICE(SUM(0) FILTER (WHERE ({0}) AND x > 20), 0, 1)",
+    "VAR_POP(CASE WHEN ({0}) AND x > 20 THEN 0 END)",
 ]
 """Columns that would say something of those rows."""
 
