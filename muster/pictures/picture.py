@@ -50,17 +50,26 @@ class Picture:
     def _png(self, path: Path) -> bytes:
         from resvg_py import svg_to_bytes
 
-        if svg_to_bytes(svg_string=_WORD % "word") == svg_to_bytes(svg_string=_WORD % ""):
+        if not draws_words():
             raise NotWritten(errno.ENOENT, "no font is installed; install DejaVu Sans, or write an SVG", str(path))
         return bytes(svg_to_bytes(svg_string=self.svg, zoom=_ZOOM, background="white"))
 
 
+def draws_words() -> bool:
+    """Whether a font is installed that a PNG file can be drawn with. Raises ModuleNotFoundError without resvg."""
+    from resvg_py import svg_to_bytes
+
+    return bytes(svg_to_bytes(svg_string=_WORD % "word")) != bytes(svg_to_bytes(svg_string=_WORD % ""))
+
+
 def write_svg_and_png(pictures: Mapping[Path, Picture]) -> None:
-    """Write each picture to its path, an SVG file; where resvg is installed, as a PNG file beside it too."""
+    """Write each picture to its path, an SVG file; with resvg and a font, as a PNG file beside it too."""
     for path, picture in pictures.items():
         picture.save(path)
     if find_spec("resvg_py") is None:
         return remark("PNG files need resvg-py: pip install 'muster-fl[plot]'")
+    if not draws_words():
+        return remark("PNG files need a font: install DejaVu Sans")
     for path, picture in pictures.items():
         picture.save(path.with_suffix(".png"))
     return None

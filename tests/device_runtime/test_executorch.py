@@ -398,10 +398,14 @@ def test_a_build_that_pip_cannot_serve_ends_with_the_last_of_its_words(monkeypat
 
 def test_a_build_from_another_wheel_than_the_one_we_know_is_refused(monkeypatch, tmp_path):
     monkeypatch.setattr(building, "_compiler", lambda arch: "g++")
-    monkeypatch.setitem(building.SHA256, "x86_64", "0" * 64)
+    index = tmp_path / "index"
+    index.mkdir()
+    (index / f"executorch-{building.VERSION}-cp311-cp311-manylinux_2_28_x86_64.whl").write_bytes(b"another")
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", index.as_uri())
     with pytest.raises(ConfigError, match=r"pip failed: .*(?i:hash)"):
-        building.build("x86_64", tmp_path / "out")
-    assert list(tmp_path.rglob("*")) == [tmp_path / "out"]
+        building.build("x86_64", tmp_path / "built" / "out")
+    assert list((tmp_path / "built").rglob("*")) == [tmp_path / "built" / "out"]
 
 
 def test_a_build_replaces_a_stale_one_and_leaves_other_files_alone(tmp_path):

@@ -1,8 +1,11 @@
+import functools
 import sys
 
 import pytest
+import resvg_py
 
 from muster.cli import main
+from muster.pictures.picture import draws_words
 from tests.muster.warm_commands import warm_commands
 
 
@@ -11,6 +14,19 @@ def commands(tmp_path_factory):
     """A folder for the PATH of a shell: `muster` and `python` that start at once."""
     with warm_commands(tmp_path_factory.mktemp("commands")) as folder:
         yield folder
+
+
+@pytest.fixture
+def font():
+    """A font for PNG files; tests that draw them skip without one."""
+    if not draws_words():
+        pytest.skip("no font is installed (apt install fonts-dejavu-core)")
+
+
+@pytest.fixture
+def without_fonts(monkeypatch):
+    """A machine on which no font is installed."""
+    monkeypatch.setattr("resvg_py.svg_to_bytes", functools.partial(resvg_py.svg_to_bytes, skip_system_fonts=True))
 
 
 @pytest.fixture

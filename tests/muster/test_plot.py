@@ -1,11 +1,9 @@
 """`muster plot`: the curves of runs in a picture."""
 
-import functools
 import re
 import struct
 
 import pytest
-import resvg_py
 
 from fedcore.errors import NotWritten
 from muster.pictures.characters import drawn_in_characters
@@ -36,7 +34,7 @@ def test_a_series_adds_up_what_rounds_took(runs):
     assert run.series("seconds", "test.loss")[0][-1] == pytest.approx(sum(point["seconds"] for point in run.points))
 
 
-def test_runs_of_other_seeds_are_one_curve_in_a_band(runs, typed, tmp_path):
+def test_runs_of_other_seeds_are_one_curve_in_a_band(runs, typed, tmp_path, font):
     out = tmp_path / "curves.svg"
     status, _, err = typed("plot", *runs, "--out", out)
     assert (status, f"curves: {out}" in err) == (0, True), err
@@ -113,9 +111,7 @@ def test_what_cannot_be_drawn_is_named_with_what_can(runs, typed, tmp_path):
         assert (status, says in " ".join(err.split())) == (2, True), err
 
 
-def test_a_png_file_without_a_font_is_refused_and_not_drawn_without_words(tmp_path, monkeypatch):
-    without_fonts = functools.partial(resvg_py.svg_to_bytes, skip_system_fonts=True)
-    monkeypatch.setattr("resvg_py.svg_to_bytes", without_fonts)
+def test_a_png_file_without_a_font_is_refused_and_not_drawn_without_words(tmp_path, without_fonts):
     with pytest.raises(NotWritten, match=r"curves\.png cannot be written: no font is installed; install DejaVu Sans"):
         draw_curves({"one": [(1, 2), (2, 3)]}, Axes(x="x", y="y")).save(tmp_path / "curves.png")
 

@@ -189,7 +189,7 @@ def test_a_run_in_a_folder_has_the_model_of_one_in_memory(tmp_path, loose):
         muster.simulate("logreg", out=tmp_path / "run", **SHORT)
 
 
-def test_a_run_is_drawn_and_tabulated(tmp_path, monkeypatch, loose):
+def test_a_run_is_drawn_and_tabulated(tmp_path, monkeypatch, loose, font):
     run = loose
     first = run.result.curve[0]
     assert run.curve.reset_index().to_dict("records") == [

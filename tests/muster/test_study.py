@@ -41,7 +41,7 @@ REPORT_OF_TWO = Report(
 )
 
 
-def test_study_prints_tables_and_writes_page_pictures_and_json(typed, tmp_path):
+def test_study_prints_tables_and_writes_page_pictures_and_json(typed, tmp_path, font):
     code, output, words = typed("study", "pseudo-gradients", "--quick", "--seeds", 1, "--out", tmp_path)
     assert code == 0, words
     assert "Mean cosine of the deltas of two users" in output

@@ -158,7 +158,7 @@ def start_run_and_stop(run, folder):
         start_run(folder / "runs" / run.name, run.config, on_round, checkpoint_after_s=0)
 
 
-def test_a_killed_run_and_a_diverged_one_leave_the_others_alone(typed, tmp_path, monkeypatch):
+def test_a_killed_run_and_a_diverged_one_leave_the_others_alone(typed, tmp_path, monkeypatch, font):
     (tmp_path / "deadly.py").write_text("import os, signal\ndef model():\n    os.kill(os.getpid(), signal.SIGKILL)\n")
     monkeypatch.syspath_prepend(tmp_path)
     text = OPTIONS.replace('model = "logreg"\n', "") + '[grid]\nmodel = ["logreg", "deadly:model"]\n'
@@ -193,6 +193,13 @@ def test_the_heat_map_of_a_model_without_accuracy_says_loss(typed, tmp_path, mon
     assert "PNG files need resvg-py: pip install 'muster-fl[plot]'" in err
     assert not (tmp_path / "out" / "heat-map.png").exists()
     assert ">loss, unseen users<" in (tmp_path / "out" / "heat-map.svg").read_text()
+
+
+def test_without_a_font_a_sweep_says_so_and_keeps_its_results(typed, tmp_path, without_fonts):
+    (tmp_path / "sweep.toml").write_text(OPTIONS + "[grid]\nrounds = [1, 2]\ncohort = [2, 3]\n")
+    status, _, err = typed("sweep", tmp_path / "sweep.toml", "--out", tmp_path / "out")
+    assert (status, "PNG files need a font: install DejaVu Sans" in err) == (0, True), err
+    assert {path.suffix for path in (tmp_path / "out").glob("heat-map.*")} == {".svg"}
 
 
 def test_edges_of_the_heat_map_are_options_that_vary(typed, tmp_path):

@@ -42,7 +42,9 @@ def test_every_tutorial_is_followed():
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=pytest.mark.long) if name == "pretrained-model" else name for name in MADE]
 )
-def test_a_tutorial_does_what_it_says_and_ends_with_its_picture(tmp_path, environment, name):
+def test_a_tutorial_does_what_it_says_and_ends_with_its_picture(tmp_path, environment, name, request):
+    if any(made.endswith(".png") for made in MADE[name]):
+        request.getfixturevalue("font")
     folder, text = tmp_path / "empty", (TUTORIALS / f"{name}.md").read_text()
     if PACKAGE in text and importlib.util.find_spec(PACKAGE) is None:
         pytest.skip(f"needs the weights of MiniLM: {INSTALL}")
