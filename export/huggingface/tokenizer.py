@@ -6,7 +6,7 @@ Spec: docs/spec/plan.md §1.3.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -28,6 +28,7 @@ TRIAL = (
     "\u32ff\u1c90\ua7c4\u0897\u08e2\u166d\U00011937\U00010d50\U00011de1\U00016ea0\ua7dc\ua7f2",
 )
 """Texts of many scripts; the last has characters that are newer than some tables of Unicode, or change in them."""
+AWAY = "move the file away, and the app makes the tokens"
 SAMPLES, A_SAMPLE, ADDED = 8, 8, 16
 
 
@@ -41,8 +42,8 @@ class Found(NamedTuple):
 def read(folder: Path, vocabulary: int, tokens: int) -> Found | None:
     """A folder's tokenizer as the library writes it, or None where there is none.
 
-    Raises InvalidModel for one that devices do not know, that gives tokens from `vocabulary` on, or that leaves no room
-    for a text in `tokens`.
+    Raises InvalidModel for one that devices do not know, that gives tokens from `vocabulary` on, that leaves no room
+    for a text in `tokens`, or that is not the one which `transformers` makes of the whole folder.
     """
     path = folder / FILE
     if not path.is_file():
@@ -64,8 +65,34 @@ def read(folder: Path, vocabulary: int, tokens: int) -> Found | None:
     try:
         check(data)
     except PlanRefused as error:
-        raise InvalidModel(f"{path}: {error}; move the file away, and the app makes the tokens") from error
+        raise InvalidModel(f"{path}: {error}; {AWAY}") from error
+    _check_whole(folder, tokenizer, texts, vocabulary)
     return Found(data, tuple((text, tuple(tokenizer.encode(text).ids)) for text in texts))
+
+
+def _check_whole(folder: Path, tokenizer: Any, texts: Iterable[str], vocabulary: int) -> None:
+    """Raise InvalidModel where `transformers` gives a folder's model other tokens, by its tokenizer_config.json, say.
+
+    Tokens from `vocabulary` on, which it adds to a file without them, are nothing that a model could read.
+    """
+    from transformers import AutoTokenizer
+
+    try:
+        whole: Any = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        tried = [(text, whole(text)) for text in (*texts, *_own_texts(whole.backend_tokenizer))]
+    except Exception as error:  # whatever the library raises for what it finds
+        raise InvalidModel(f"{folder / FILE} is no tokenizer for transformers: {reason(error)}; {AWAY}") from error
+    if whole.truncation_side == "left":
+        raise InvalidModel(f"{folder}: its truncation_side is left, and devices cut a text at its end; set it to right")
+    for text, found in tried:
+        ids = found["input_ids"]
+        if ids != tokenizer.encode(text).ids and max(ids, default=0) < vocabulary:
+            raise InvalidModel(
+                f"{folder / FILE} gives other tokens for {text!r} than {type(whole).__name__}, by which transformers "
+                f"reads this folder; write the one you mean by its save_pretrained, or {AWAY}"
+            )
+        if any(found.get("token_type_ids", ())):
+            raise InvalidModel(f"{folder / FILE} gives tokens types other than 0, which devices do not; {AWAY}")
 
 
 def is_special(data: bytes, token: int | None) -> bool:

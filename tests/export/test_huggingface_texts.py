@@ -1,5 +1,6 @@
 """A folder with a tokenizer makes a plan of texts, which a device trains on as it keeps them."""
 
+import copy
 import json
 import shutil
 from dataclasses import replace
@@ -39,8 +40,15 @@ def folder_of(family, tmp_path, monkeypatch):
     sizes, task = FAMILIES[family]
     monkeypatch.setitem(FAMILIES, family, ({**sizes, "vocab_size": 520}, task))
     folder = saved(family, tmp_path / family)
-    (folder / "tokenizer.json").write_text(json.dumps(FILES[KIND[family]]))
+    with_tokenizer(folder, FILES[KIND[family]])
     return folder
+
+
+def with_tokenizer(folder, file, **said):
+    """Write a tokenizer's file and what `transformers` shall make of it: by default what it says."""
+    (folder / "tokenizer.json").write_text(json.dumps(file))
+    said = {"tokenizer_class": "PreTrainedTokenizerFast"} | said
+    (folder / "tokenizer_config.json").write_text(json.dumps(said))
 
 
 @pytest.mark.parametrize("family", KIND)
@@ -104,6 +112,38 @@ def test_expressions_of_devices_are_known_and_have_the_librarys_pieces():
         split = pre_tokenizers.Split(Regex(one["expression"]), "isolated")
         for text, pieces in zip(VECTORS["texts"], one["pieces"], strict=True):
             assert [piece for piece, _ in split.pre_tokenize_str(text)] == pieces, one["expression"]
+
+
+@pytest.mark.parametrize(
+    ("said", "message"),
+    [
+        ({"do_lower_case": False}, "gives other tokens for .The quick brown fox, .* than BertTokenizer, by which"),
+        ({"strip_accents": False}, "gives other tokens for .* than BertTokenizer, by which transformers reads"),
+        ({"extra_special_tokens": ["the"]}, "gives other tokens for 'a  the  bthe' than BertTokenizer"),
+        ({"split_special_tokens": True}, r"gives other tokens for .*\[PAD\].* than BertTokenizer"),
+        ({"truncation_side": "left"}, "its truncation_side is left, and devices cut a text at its end; set it"),
+        ({"tokenizer_class": "GPT2Tokenizer"}, "gives other tokens for .* than GPT2Tokenizer"),
+        ({"tokenizer_class": "XLNetTokenizer"}, "is no tokenizer for transformers: .*; move the file away"),
+    ],
+)
+def test_a_tokenizer_that_transformers_takes_for_another_is_refused(said, message, tmp_path, monkeypatch):
+    folder = folder_of("Bert", tmp_path, monkeypatch)
+    with_tokenizer(folder, FILES["word_piece"], tokenizer_class="BertTokenizer")
+    load(folder, tokens=12)
+    with_tokenizer(folder, FILES["word_piece"], **{"tokenizer_class": "BertTokenizer"} | said)
+    with pytest.raises(InvalidModel, match=message) as caught:
+        load(folder, tokens=12)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_tokenizer_that_gives_tokens_types_is_refused(tmp_path, monkeypatch):
+    folder, file = folder_of("Bert", tmp_path, monkeypatch), copy.deepcopy(FILES["word_piece"])
+    file["post_processor"]["single"][0]["SpecialToken"]["type_id"] = 2
+    with_tokenizer(folder, file)
+    load(folder, tokens=12)
+    with_tokenizer(folder, file, model_input_names=["input_ids", "token_type_ids"])
+    with pytest.raises(InvalidModel, match="gives tokens types other than 0, which devices do not; move the file away"):
+        load(folder, tokens=12)
 
 
 def another(file):

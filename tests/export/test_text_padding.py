@@ -23,7 +23,7 @@ from fedcore.algorithms import create
 from fedcore.plan import PREDICT, BlobRef, ExampleSpec
 from tests.device_runtime.test_releases import assignment
 from tests.export.test_huggingface import CLASSIFIES, CONTINUES, EMBEDS, OF_TOKENS, SEVERAL, WORDS, saved
-from tests.export.test_huggingface_texts import FILES
+from tests.export.test_huggingface_texts import FILES, with_tokenizer
 from tests.export.test_predict import outputs_of
 from tests.export.test_pretrained_weights import configured, folder_of
 
@@ -43,7 +43,7 @@ def libraries():
 def decoder(path, family="Llama", kind="AutoModelForCausalLM", **sizes):
     """A tiny decoder whose token 0 ends texts, and a word of which is the token 0 if `sizes` says that another does."""
     folder, _ = folder_of(path, family, kind, **SIZES | {"eos_token_id": END, "initializer_range": 0.3} | sizes)
-    (folder / "tokenizer.json").write_text(json.dumps(FILES["qwen"]))
+    with_tokenizer(folder, FILES["qwen"])
     return folder
 
 
@@ -135,7 +135,7 @@ def test_a_token_of_padding_with_another_use_fills_no_text(kind, tmp_path):
 def test_a_word_at_the_place_of_padding_is_no_padding_of_tokens(tmp_path):
     """BERT's padding is 0 unless its config.json says another; here the tokenizer has a word there."""
     folder, _ = folder_of(tmp_path / "model", vocab_size=520)
-    (folder / "tokenizer.json").write_text(json.dumps({**FILES["gpt2"], "added_tokens": []}))
+    with_tokenizer(folder, FILES["gpt2"] | {"added_tokens": []})
     spec = load(folder, task=OF_TOKENS, tokens=4)
     assert spec.inputs[0].tokenizer is UNSET
     assert spec.make().padding.ids == (520,)
