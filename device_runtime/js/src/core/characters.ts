@@ -14,7 +14,7 @@ const MANY_MARKS = /\p{M}{50,}/gu;
 /** Marks of the lowest and the highest class of all that move. */
 const [FIRST_MARK, LAST_MARK] = ["\u0334", "\u0345"];
 /** Unicode's white space beyond ASCII. */
-const SPACES = new Set(Array.from("\x85\xa0\u1680\u2028\u2029\u202f\u205f\u3000", (one) => one.charCodeAt(0)));
+const SPACES = new Set([..."\x85\xa0\u1680\u2028\u2029\u202f\u205f\u3000"].map((one) => one.charCodeAt(0)));
 
 interface Tables {
   /** By code, the place of its kind. */

@@ -66,7 +66,7 @@ export class ModelKeeper {
     return pending;
   }
 
-  /** How often trials of a version began that did not end: they may have ended the process. */
+  /** How often trials of a version began that did not end: they may have ended the app. */
   async trials(what: string): Promise<number> {
     return (await this.get()).tried?.find(([one]) => one === what)?.[1] ?? 0;
   }

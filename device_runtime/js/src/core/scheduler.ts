@@ -89,7 +89,7 @@ function defaultWindow({ outcome, retryable }: Outcome): RetryWindow {
   return retryable === "permanent" ? HOURS : MINUTES;
 }
 
-/** The stored time to return, which is held to the clock of now: else it would stay ahead in every process. */
+/** The stored time to return, which is held to the clock of now: else it would stay ahead at every start. */
 async function keptDue(platform: Platform, place: string): Promise<Due | null> {
   const kept = await keptJson<Due>(platform.store, place);
   const due = held(kept, platform.now());
