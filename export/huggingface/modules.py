@@ -109,7 +109,7 @@ def pooling_of(folder: Path) -> str:
         return MEAN
     try:
         changes = list(_changes(folder))
-        modules = {one["type"].rpartition(".")[2]: one["path"] for one in json.loads((folder / MODULES).read_bytes())}
+        modules = {_name(one["type"]): one["path"] for one in json.loads((folder / MODULES).read_bytes())}
         path = modules.pop("Pooling", None)
         noted = {} if path is None else json.loads((folder / path / "config.json").read_bytes())
         modes = [name for name, value in noted.items() if name.startswith("pooling_mode_") and value]
@@ -128,6 +128,11 @@ def pooling_of(folder: Path) -> str:
             f"{folder / MODULES} has {what}; known are the poolings mean_tokens and cls_token, followed by Normalize"
         )
     return known[modes[0]]
+
+
+def _name(type_: str) -> str:
+    """Of a module of sentence-transformers alone; one of a folder's own code may do anything under the same name."""
+    return type_.rpartition(".")[2] if type_.startswith("sentence_transformers.") else type_
 
 
 def _changes(folder: Path) -> Iterator[str]:

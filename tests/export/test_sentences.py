@@ -85,9 +85,13 @@ def test_a_file_for_apps_takes_one_text(to, model, executorch):
     assert list(work.drawn(1)) == ["anchor"]
 
 
+OWN = "sentence_transformers.own:"
+"""In front of a module of a folder's own code."""
+
+
 def noted(folder, pooling, *more):
     types = ["models.Transformer", "models.Pooling", *more]
-    modules = [{"type": f"sentence_transformers.{type_}", "path": "1_Pooling"} for type_ in types]
+    modules = [{"type": f"sentence_transformers.{type_}".removeprefix(OWN), "path": "1_Pooling"} for type_ in types]
     (folder / "modules.json").write_text(json.dumps(modules))
     (folder / "1_Pooling").mkdir()
     (folder / "1_Pooling" / "config.json").write_text(json.dumps(pooling))
@@ -122,6 +126,8 @@ def test_the_first_token_is_the_vector_where_the_folder_says_so(tmp_path):
         ({"pooling_mode_max_tokens": True}, (), "has pooling_mode_max_tokens; known are"),
         ({"pooling_mode_max_tokens": 1, "pooling_mode_cls_token": 1}, (), "max_tokens and pooling_mode_cls_token"),
         ({}, ("models.Dense",), "has the module Dense; known are"),
+        ({}, ("own:code_st.Transformer",), "has the module code_st.Transformer; known are"),
+        ({}, ("own:code_st.Normalize",), "has the module code_st.Normalize; known are"),
         (3, (), "is not as sentence-transformers writes it"),
     ],
 )
