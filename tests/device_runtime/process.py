@@ -31,6 +31,7 @@ class World:
 
     def create(self, plan="short", *more, deadline_s=600.0):
         options = ["--population", "p", "--goal", 1, "--rounds", 1, "--over-selection", 1]
+        options += ["--selection-timeout-s", 1]  # so long a device that failed waits for others in the next attempt
         options += ["--reporting-deadline-s", deadline_s, *more]
         self.task = muster("task", "create", "--plan", self.plans / plan, *options, *self.where)["task"]
 

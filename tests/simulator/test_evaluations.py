@@ -97,8 +97,7 @@ def test_a_bound_that_no_report_reaches_changes_no_figure():
     model = Model(load("logreg", (1, 8, 8), 10))
     plain = Engine(model, create("evaluate"), users).run_round(1, range(12)).metrics
     clipped = Engine(model, create("evaluate", {"clip_norm": 8}), users).run_round(1, range(12)).metrics
-    assert clipped.items() <= plain.items()
-    assert set(plain) - set(clipped) == set()
+    assert clipped == pytest.approx(plain)  # bounded reports are added in float64, others in float32
 
 
 @pytest.mark.parametrize("name", sampled(EVALUATIONS, ["compare"]))

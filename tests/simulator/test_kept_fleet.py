@@ -101,8 +101,8 @@ def test_attempts_that_are_abandoned_or_restarted_change_nothing(tmp_path, coord
         wait_until(lambda: ended() == [RoundState.COMMITTED])
         world.train(local, with_one(drop_out=1.0, drop_out_step=1), users=range(GOAL), sessions=GOAL)
         wait_until(lambda: ended() == [RoundState.COMMITTED, RoundState.ABANDONED])
-        # The device that failed first gives its old assignment up, which is a session more.
-        world.train(local, users=range(USERS - GOAL, USERS), sessions=GOAL + 1)
+        # The device that failed first gives its old assignment up, which is a session more; others take its place.
+        world.train(local, sessions=GOAL + 1)
         wait_until(lambda: not runs(local.pid))
     with coordinators.local(tmp_path, SEED, port=port) as local:
         world.train(local)

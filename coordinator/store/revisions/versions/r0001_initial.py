@@ -105,7 +105,7 @@ def upgrade() -> None:
         "tokens",
         _column("id", sa.String(8), "the part of the token that is no secret"),
         _column("name", sa.String(60), "whose it is"),
-        _column("role", sa.String(16), "metrics, viewer or operator"),
+        _column("role", sa.String(16), "viewer or operator"),
         _column("sha256", sa.String(64), "hash of its secret part, hex; the token itself is never stored"),
         _column("created_at", sa.Float(), "seconds since 1970"),
         _column("expires_at", sa.Float(), "seconds since 1970, from when on it is worthless"),
