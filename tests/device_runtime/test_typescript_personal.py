@@ -204,7 +204,7 @@ def test_each_of_ten_thousand_answers_is_released_or_personal(coordinator, node)
     wanted = {node.answers()[0], linear.PARAMS.tolist()[0]}
     answer = node.ask("swaps", columns=X, calls=10_000)
     assert (set(answer["answers"]), answer["calls"]) == (wanted, 10_000)
-    assert answer["swaps"] > 2
+    assert answer["swaps"] > 0
 
 
 def test_killed_at_any_write_it_is_released_or_personal(coordinator, folder):
