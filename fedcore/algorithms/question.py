@@ -11,8 +11,6 @@ statistics from sums alone. With S the sums over a device's rows of what the gra
 The model holds n and T as two float32 numbers each, h + l with h the next multiple of 2²⁴ towards 0, so that whole
 numbers are exact to 2⁴⁸. Devices receive zeros instead: what others answered is none of their business.
 
-Where a sweep has many steps, what float32 rounds off a sum of real numbers is added up too, and belongs to S.
-
 Traps: without bounds a device whose sum of whole numbers passes 2³⁶ gives up, as its report is not finite. Under noise
 every block is divided by the norm that one device's block has at most, lest the largest take the whole clip; the server
 multiplies it again. Answers of several rounds add up: a device that takes part in two of them counts twice.
@@ -95,21 +93,15 @@ class Ask:
     @property
     def passes(self) -> tuple[Pass, ...]:
         asked = self.asked
-        places, rounded = rows_of(asked), _rounded(asked)
+        places = rows_of(asked)
 
         def begin(received: Broadcast) -> Carry:
             # The answer is longer than what it is made of.
-            sizes = {name: where.stop - where.start for name, where in places.items()}
-            sizes |= {_lost(name): sizes[name] for name in rounded}
-            return {name: 0.0 * received["params"][..., :size] for name, size in sizes.items()}
+            return {name: 0.0 * received["params"][..., : where.stop - where.start] for name, where in places.items()}
 
         def step(carry: Carry, received: Broadcast, measure: Measure) -> Carry:
             cells_R = measure(received["params"])[..., 2:]
-            sums = {name: carry[name] + cells_R[..., where] for name, where in places.items()}
-            for name in rounded:
-                added = sums[name] - carry[name]
-                sums[_lost(name)] = carry[_lost(name)] + (cells_R[..., places[name]] - added)
-            return _in_words(asked, sums)
+            return _in_words(asked, {name: carry[name] + cells_R[..., where] for name, where in places.items()})
 
         # One batch of a shuffled sweep is a draw without replacement.
         most = asked.most_rows
@@ -149,7 +141,7 @@ class Ask:
                     high = high / indicator(abs(high) <= _HALF, high)
                 report |= zip(asked.vectors(block), (low, high), strict=True)
                 continue
-            S = sums[block.of] + sums[_lost(block.of)] if block.of in _rounded(asked) else sums[block.of]
+            S = sums[block.of]
             if block.kind == "any":
                 S = indicator(S > 0.5, S)
             if block.kind == "bins":
@@ -218,18 +210,6 @@ def rows_of(asked: Question) -> dict[str, slice]:
 def cells_of(asked: Question) -> tuple[str, ...]:
     """The names of the row numbers, as metrics of the model."""
     return tuple(f"{CELLS}{index}" for index in range(asked.row_numbers))
-
-
-def _rounded(asked: Question) -> tuple[str, ...]:
-    """The names of the rows of real numbers that many steps add up: what each addition rounds off is added up too."""
-    if asked.most_rows is not None:
-        return ()
-    real = (one for one in asked.blocks if one.kind == "sum" and not one.whole and len(asked.vectors(one)) == 1)
-    return tuple(dict.fromkeys(one.of for one in real))
-
-
-def _lost(name: str) -> str:
-    return f"{name}_lost"
 
 
 def _in_words(asked: Question, sums: Carry) -> Carry:

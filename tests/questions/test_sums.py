@@ -125,28 +125,6 @@ def test_a_deviation_that_rounding_could_make_up_is_null(built_in, told_):
     assert shown == (pytest.approx(expected, rel=1e-2, abs=1e-4) if told_ else None)
 
 
-@pytest.mark.parametrize(("form", "backend"), [("onnx", OnnxRuntime), ("executorch", ExecuTorch)])
-def test_sums_of_real_numbers_of_many_steps_do_not_drift(form, backend, request):
-    """4,000 steps of 5 rows in float32 alone were off by 10^-5 and more."""
-    if form == "executorch":
-        request.getfixturevalue("executorch")
-    question = asked(f"SELECT SUM(x), AVG(v), SUM(- x) {END}")
-    (columns,) = devices(3, 1, most=0)
-    rows = {name: np.zeros(20_000, column.dtype) for name, column in columns.items()} | {
-        "x": np.full(20_000, 0.137, np.float32), "v": np.full(20_000, 0.331, np.float32),
-    }  # fmt: skip
-    found = told(question, on(backend())(*planned(question, form), [rows])).rows[0]
-    assert found == answered(question, [rows]).rows[0] == pytest.approx((2740, 0.331, -2740), rel=1e-6)
-
-
-def test_no_deviation_is_made_up_of_many_rows():
-    """A constant of a million rows on one device had one of 0.006."""
-    users = Population.of(["a"], [{"x": np.full(1_000_000, 0.1, np.float32)}])
-    question = BuiltIn("normaliser", ("x",), low=(0.0,), high=(1.0,))
-    ((*_, mean, deviation, _),) = ask_population(compile_built_in(question, FIELDS, minimum_devices=1), users).rows
-    assert (mean, deviation) == (pytest.approx(0.1, rel=1e-5), None)
-
-
 LARGE = asked(
     "SELECT y, SUM(at), SUM(id - 4503599627370497), SUM(- big), VARIANCE(id), STDDEV_POP(5 - at), "
     f"VAR_POP(CLIP(far, -1e8, 1e8)) {END} GROUP BY y"
