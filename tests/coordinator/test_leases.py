@@ -136,7 +136,7 @@ def test_driver_that_slept_past_its_lease_commits_nothing(store, register, desks
     with pytest.raises(Unavailable):
         second.arrive("a")
     pass_time([second], LEASE_S + 1)
-    again = second.assign("a", "c")  # b was silent, and others are waited for
+    again = second.assign("c", "d")  # one of a and b was silent, and others are waited for
     assert [(a.round, a.attempt) for a in again] == [(1, 2), (1, 2)]
     with pytest.raises(Unavailable):
         first.report(two, [100, 0, 0, 0])
