@@ -276,7 +276,7 @@ TOKENS = Table(
     METADATA,
     _column("id", String(8), "the part of the token that is no secret", key=True),
     _column("name", String(60), "whose it is"),
-    _column("role", String(16), "metrics, viewer or operator"),
+    _column("role", String(16), "viewer or operator"),
     _column("sha256", String(64), "hash of its secret part, hex; the token itself is never stored"),
     _column("created_at", Float, "seconds since 1970"),
     _column("expires_at", Float, "seconds since 1970, from when on it is worthless"),
