@@ -41,7 +41,7 @@ def test_every_budget_is_counted_as_it_says():
         "c/tests/g.ts": b"let h;\n",
         "examples/i.py": b"i = 1\n",
         "tests/j.py": b"j = 1\n",
-        "docs/decisions/0001-k.md": b"# K\n\nOne two\n",
+        f"docs/decisions/{1:04}-k.md": b"# K\n\nOne two\n",
         "docs/decisions/README.md": b"# L\n",
     })  # fmt: skip
     assert found == {

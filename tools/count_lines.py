@@ -1,7 +1,7 @@
 """The budgets of the repository, as JSON: `python -m tools.count_lines [COMMIT]`, the work tree by itself.
 
-Product lines are all lines of Python and TypeScript outside tests, tools, examples, docs and
-generated files. tests/test_budgets.py keeps every budget from growing.
+Product lines are all lines of Python and TypeScript outside tests, tools, examples, docs and generated files.
+tests/test_budgets.py keeps every budget from growing.
 """
 
 from __future__ import annotations
