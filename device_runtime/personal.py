@@ -2,7 +2,7 @@
 
 Everything that runs a graph is in `personalise`, in the process of a trainer. A plan that trains has no graph that only
 measures, but each step tells the loss of its batch at the parameters that it starts from. So one step from given
-parameters measures them, and what it makes of them is dropped. Decision 95.
+parameters measures them, and what it makes of them is dropped.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Weights are inputs of a graph, so no runtime can repack them ahead of time. On large images the runtime's own
 convolution is good. On small ones it computes a tiny product per image, so a product over the whole batch is better.
-Grouped convolutions are slow everywhere. Figures: docs/decisions/0010-forms-before-tracing.md.
+Grouped convolutions are slow everywhere. A 3×3 convolution 512→512 on 3×3 images takes 9 ms as a product, else 14.5.
 
 Shapes: B batch, C channels in, O channels out, K kernel taps, P places of one image.
 """

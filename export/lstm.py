@@ -3,7 +3,13 @@
 The input projection of all steps is one product. The backward pass has only time-dependent work in the loop: factors of
 all steps are computed at once, and every weight gradient is one product after the loop. The loop itself is `unrolled`,
 or the trace's table replaces it by `scanned`, which is one operator for any number of steps.
-Derivation: docs/decisions/0010-forms-before-tracing.md.
+
+A step is z = x Wᵢᵀ + h Wₕᵀ + b with gates i, f, o = σ(z) and g = tanh(z), c' = f c + i g, h' = o tanh c'. Backward, δc
+grows by δh · o (1 − tanh² c'), and the gradient of z is, in the order i, f, g, o,
+
+    (δc, δc, δc, δh) · (g i (1 − i), c f (1 − f), i (1 − g²), tanh c' · o (1 − o))
+
+The second factor does not depend on later steps.
 
 Shapes: T steps, B batch, I inputs, H hidden, P hidden after a projection.
 """

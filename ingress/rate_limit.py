@@ -15,8 +15,7 @@ class RateLimit:
     """At most `per_minute` requests of each caller in any minute, by the generic cell rate algorithm (ITU-T I.371).
 
     Each caller is stored as one number, the time at which its whole allowance is free again. So a request takes
-    constant time and memory, even with a million callers (docs/decisions/0016-rate-limits.md). 0 per minute is no
-    limit.
+    constant time and memory, even with a million callers. 0 per minute is no limit.
     """
 
     def __init__(self, per_minute: int, clock: Callable[[], float] = time.monotonic) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.tree import files
 from tools import make_twin_table
 from tools.make_file_map import DOCUMENT, PACKAGES, document, modules
 
@@ -41,6 +42,15 @@ def test_every_document_is_in_the_index_once():
     listed = [(index.parent / target).resolve() for index in indices for target in entry.findall(index.read_text())]
     documents = [*(path for path in DOCUMENTS if path != indices[0]), *(ROOT / "examples").glob("*.ipynb")]
     assert sorted(listed) == sorted(path.resolve() for path in documents)
+
+
+def test_decisions_are_few_and_short_and_code_names_none_that_is_gone():
+    records = {path.name: path.read_text() for path in (ROOT / "docs" / "decisions").glob("0*.md")}
+    assert len(records) <= 30
+    assert {name: len(text.split()) for name, text in records.items() if len(text.split()) > 250} == {}
+    sources = [path.read_text() for path in files(".py", ".ts", ".md", ".toml") if path.name != "CHANGELOG.md"]
+    named = {name for text in sources for name in re.findall(r"decisions/(\d{4}[\w-]*\.md)", text)}
+    assert named - set(records) == set()
 
 
 def test_the_file_map_has_every_module_and_its_first_sentence():

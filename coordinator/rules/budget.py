@@ -1,6 +1,6 @@
 """The privacy budget of a population: what its tasks together reveal of one device at most, and who may still spend.
 
-Pure. What counts, and how it adds up: docs/decisions/0097-one-budget-for-a-population.md.
+Pure. What counts, and how it adds up: docs/decisions/0048-privacy-ledger-and-budget.md.
 """
 
 from __future__ import annotations

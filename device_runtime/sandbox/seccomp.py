@@ -1,7 +1,7 @@
 """A filter of system calls (seccomp): it allows the calls that training needs and refuses any other.
 
 The list has the calls that ONNX Runtime and ExecuTorch make once their graphs are loaded, and those that the C library
-may make instead (docs/decisions/0066-what-a-sandbox-gives-up.md). None reaches a file, another process or an address.
+may make instead, as strace and qemu show them. None reaches a file, another process or an address.
 """
 
 from __future__ import annotations

@@ -43,7 +43,7 @@ from simulator.simulation import result_of
 from simulator.training import SERVER, Facts, digest_of
 
 MODEL, DATASET, DEVICES = "digits_cnn", "digits", 60
-# Found by a random search over simulated runs: docs/decisions/0008-demo-settings.md. Others run with their defaults.
+# Found by a random search over 170 simulated runs of 25 rounds. Others run with their defaults.
 SETTINGS: dict[str, dict[str, object]] = {
     "mimelite": {
         "optimizer": "adam",

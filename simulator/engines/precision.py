@@ -1,6 +1,6 @@
 """Single precision on GPUs, in convolutions and recurrent layers too, as on CPUs and devices.
 
-By default torch lets cuDNN multiply float32 values there with 10 of their 23 bits after the point (TF32): decision 53.
+By default torch lets cuDNN multiply float32 values there with 10 of their 23 bits after the point (TF32).
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 A line of JSON on standard input starts a session of one device, in a process that runs no other session meanwhile. A
 line on standard output reports its end. Closing standard input ends everything. The arguments name the backends to
 load. A process that has finished a session takes the next one, of any device: sessions are cheap because the runtime is
-loaded once and processes are seldom forked (docs/decisions/0007-forked-devices.md).
+loaded once and processes are seldom forked.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 If this holds, what a researcher sees in simulation is what a company gets on phones. Cohorts and slots are drawn by
 seed, so that a run is the same each time: of as many cohorts as chance draws, one run of digits_cnn in a hundred meets
-a kink of its max-pool, where round-off decides (docs/decisions/0009).
+a kink of its max-pool, where round-off decides (docs/decisions/0009-smooth-reference-models.md).
 """
 
 import random

@@ -1,6 +1,6 @@
 """A router for the device protocol's routes, on the device port and nowhere else.
 
-The layers of a framework cost more than most of these routes do (docs/decisions/0078-one-router-for-devices.md).
+The layers of a framework cost more than most of these routes do.
 """
 
 from __future__ import annotations

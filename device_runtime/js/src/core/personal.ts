@@ -1,7 +1,7 @@
 /** Personal models: a plan's own local steps from a released model, measured on examples that they leave out.
  *
  * A plan that trains has no graph that only measures, but each step tells the loss of its batch at the parameters that it
- * starts from. So one step from given parameters measures them, and what it makes of them is dropped. Decision 95.
+ * starts from. So one step from given parameters measures them, and what it makes of them is dropped.
  */
 
 import type { Tensor } from "onnxruntime-common";
