@@ -73,7 +73,7 @@ def commands(text):
     return [found[1] for line in shown + named if (found := COMMAND.fullmatch(" ".join(line.split("\n"))))]
 
 
-DOCUMENTS = [str(path.relative_to(ROOT)) for path in files(".md") if path.name != "CHANGELOG.md"]
+DOCUMENTS = [str(path.relative_to(ROOT)) for path in files(".md")]
 WITH_COMMANDS = [name for name in DOCUMENTS if commands(read(name))]
 
 
