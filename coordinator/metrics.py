@@ -1,6 +1,6 @@
 """Metrics of the service for Prometheus. No label ever names a device, a task or a population.
 
-The table of docs/operations.md lists every metric; a test holds the two equal.
+The site lists them in docs/operations.md.
 """
 
 from __future__ import annotations

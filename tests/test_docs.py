@@ -13,15 +13,11 @@ from xml.etree import ElementTree
 import msgspec
 import pytest
 import typer
-from prometheus_client.metrics import MetricWrapperBase
 
-from coordinator.api.admin.problems import ADMIN_PROBLEMS
 from coordinator.failpoints import FAILPOINTS
-from coordinator.metrics import Metrics
-from coordinator.operations import OPERATIONS, PREFIX
+from coordinator.operations import OPERATIONS
 from coordinator.rules.progress import Reason
 from coordinator.rules.task_settings import TaskSettings
-from coordinator.settings import Settings
 from export.model import Model
 from fedcore.algorithms import ALGORITHMS, create
 from fedcore.algorithms.algorithm import keeps_client_state
@@ -162,28 +158,6 @@ def test_every_failpoint_is_documented_and_no_other():
     assert dict(rows(section(read("docs/database.md"), "Failpoints"))[2:]) == FAILPOINTS
 
 
-def test_every_setting_of_the_service_is_documented_with_its_default():
-    documented = {row[0]: row[1:] for row in rows(section(read("docs/operations.md"), "Settings"))[2:]}
-    actual = {}
-    for name, field in Settings.model_fields.items():
-        shown = f"{field.default:g}" if isinstance(field.default, float) else str(field.default)
-        in_words = {"False": "false", "None": "–", "": "–"}
-        actual[name] = [in_words.get(shown, shown), field.description]
-    assert documented == actual
-
-
-def test_every_problem_type_of_the_admin_api_is_documented_and_no_other():
-    documented = {row[0]: row[1:] for row in rows(section(read("docs/operations.md"), "Administration"))[2:]}
-    assert documented == {slug: [str(kind.status), kind.title] for slug, kind in ADMIN_PROBLEMS.items()}
-
-
-def test_every_operation_of_the_admin_api_is_documented_and_no_other():
-    documented = rows(section(read("docs/operations.md"), "Operations over HTTP"))[2:]
-    assert documented == [
-        [f"{one.method} {PREFIX}{one.path}", one.role.value, one.sentence.replace("`", "")] for one in OPERATIONS
-    ]
-
-
 def test_a_tasks_methods_in_python_say_what_the_operations_say():
     sentences = {one.name: one.sentence for one in OPERATIONS if one.method == "POST" and "{task}" in one.path}
     assert sentences == {name: inspect.getdoc(getattr(Task, name)) for name in sentences}
@@ -192,16 +166,6 @@ def test_a_tasks_methods_in_python_say_what_the_operations_say():
 def test_every_reason_for_where_a_task_is_is_documented_and_no_other():
     documented = {row[0]: row[1] for row in rows(section(read("docs/operations.md"), "Progress"))[2:]}
     assert documented == {reason.value: "yes" if reason.stalled else "no" for reason in Reason}
-
-
-def test_every_metric_is_documented_with_its_labels_and_no_other():
-    documented = {row[0]: row[1:] for row in rows(section(read("docs/operations.md"), "Metrics"))[2:]}
-    actual = {}
-    for metric in vars(Metrics()).values():
-        if isinstance(metric, MetricWrapperBase):
-            kind, labels = metric._type, ", ".join(metric._labelnames) or "–"
-            actual[metric._name + ("_total" if kind == "counter" else "")] = [kind, labels, metric._documentation]
-    assert documented == actual
 
 
 def test_every_key_of_a_fleet_profile_is_documented_with_its_default():

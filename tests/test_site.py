@@ -1,17 +1,30 @@
 """The documents' site: it is built without a warning, and asks no other host for anything."""
 
+import html
 import re
 import subprocess
 import sys
 
 import pytest
 
+from coordinator.api.admin.problems import ADMIN_PROBLEMS
+from coordinator.metrics import Metrics
+from coordinator.operations import OPERATIONS, PREFIX
+from coordinator.settings import Settings
 from tests.tree import ROOT, files
 
 LOADED = re.compile(r'<(?:script|link|img|iframe)\b[^>]*?(?:src|href)="((?:https?:)?//[^"]*)"')
+CELL = re.compile(r"<td>(.*?)</td>", re.DOTALL)
 PICTURE = re.compile(r"!\[[^\]]*\]\(https?:")
 NOTEBOOK = "examples/first_federated_model"
-BUILT = ("docs/README.md", "docs/commands.md", "README.md", "docs/decisions/0001-flat-vectors.md", f"{NOTEBOOK}.ipynb")
+BUILT = (
+    "docs/README.md",
+    "docs/commands.md",
+    "docs/operations.md",
+    "README.md",
+    "docs/decisions/0001-flat-vectors.md",
+    f"{NOTEBOOK}.ipynb",
+)
 INCOMPLETE = (
     "WARNING: search index couldn't be loaded, but not all documents will be built: the index will be incomplete.\n"
 )
@@ -46,6 +59,18 @@ def test_the_site_has_the_help_of_every_command(pages):
     for name in ("muster task create", "muster simulate", "muster device"):
         assert f"<h2>{name}<" in commands
     assert "--over-selection" in commands
+
+
+def test_the_site_has_every_setting_problem_operation_and_metric_of_the_service(pages):
+    page = html.unescape(re.sub("<(?!/?td)[^>]+>", "", pages["docs/operations.html"])).replace("’", "'")
+    cells = set(CELL.findall(page))
+    for name, field in Settings.model_fields.items():
+        assert {name, field.description} <= cells
+    assert ADMIN_PROBLEMS.keys() <= cells
+    assert {f"{one.method} {PREFIX}{one.path}" for one in OPERATIONS} <= cells
+    samples = {family.name + "_total" * (family.type == "counter") for family in Metrics().registry.collect()}
+    assert len(samples) > 20
+    assert samples <= cells
 
 
 def test_notebooks_are_pages_and_decisions_are_folded(pages):

@@ -156,16 +156,17 @@ def collect(
 def show_config(config: Config = None, json: Json = False) -> None:
     """Show every setting as `serve` would have it.
 
-    Also where each comes from. Passwords are left out.
+    Also where each comes from; --json also says what it means. Passwords are left out.
 
     The exit code is 2 for an unknown setting or a wrong value, which is named.
     """
-    from coordinator.settings import effective, load_settings
+    from coordinator.settings import Settings, effective, load_settings
 
     flags = _flags(config)
     settings = effective(load_settings(flags), flags)
     if json:
-        emit({setting.name: {"value": setting.value, "source": setting.source} for setting in settings})
+        means = {name: field.description for name, field in Settings.model_fields.items()}
+        emit({one.name: {"value": one.value, "source": one.source, "meaning": means[one.name]} for one in settings})
     else:
         rows = [(setting.name, setting.value, setting.source) for setting in settings]
         show_table(("setting", "value", "source"), rows)
