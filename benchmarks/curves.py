@@ -20,10 +20,10 @@ from benchmarks.options import CurvesOptions
 from fedcore.algorithms import ALGORITHMS
 from fedcore.names import offered
 from muster.output import Say
+from research.study import mean
+from research.trainings import LAST, train
+from research.trials import Trials
 from simulator.engines.workers.processes import usable_cores
-from simulator.studies.study import mean
-from simulator.studies.trainings import LAST, train
-from simulator.studies.trials import Trials
 
 MODEL, COHORT, EVERY = "mlp", 10, 5
 TUNING_SEED = 3

@@ -16,6 +16,7 @@ from typing import Any
 import msgspec
 import typer
 
+from benchmarks.options import BENCHMARKS
 from muster.header import header
 from muster.options.fields import parameters_of
 from muster.output import Json, doing, emit
@@ -24,6 +25,18 @@ from muster.plain import show_table
 
 _SHOWN = 8
 """A longer list of numbers is in the JSON only."""
+
+
+def add_to(app: typer.Typer) -> None:
+    """Add `bench`, with a command for each benchmark, to an application."""
+    group = typer.Typer(
+        no_args_is_help=True,
+        rich_markup_mode=None,
+        help="Run one benchmark. Each compares with a peer in the same run; --json prints one line to keep.",
+    )
+    for name, options in BENCHMARKS.items():
+        group.command(name)(command_of(name, options))
+    app.add_typer(group, name="bench")
 
 
 def command_of(name: str, options: type) -> Callable[..., None]:

@@ -12,7 +12,7 @@ from muster.commands.algorithms import algorithms_app
 from muster.commands.ask import ask
 from muster.commands.audit import audit_app
 from muster.commands.authority import authority_app
-from muster.commands.bench import add_bench
+from muster.commands.checkout import add_checkout
 from muster.commands.coordinator import coordinator_app
 from muster.commands.data import data_app
 from muster.commands.demo import demo
@@ -27,7 +27,6 @@ from muster.commands.plot import plot
 from muster.commands.privacy import privacy_app
 from muster.commands.released_models import model_app
 from muster.commands.simulate import simulate
-from muster.commands.study import study
 from muster.commands.sweep import sweep
 from muster.commands.task import task_app
 from muster.options.misplaced import CommandWithSet
@@ -70,7 +69,6 @@ app.command(cls=CommandWithSet)(simulate)
 app.command()(forecast)
 app.command()(sweep)
 app.command()(plot)
-app.command()(study)
 plan_app.command()(log)
 app.add_typer(algorithms_app, name="algorithms")
 app.add_typer(data_app, name="data")
@@ -83,7 +81,7 @@ app.add_typer(task_app, name="task")
 app.add_typer(audit_app, name="audit")
 app.add_typer(privacy_app, name="privacy")
 app.add_typer(fleet_app, name="fleet")
-add_bench(app)
+add_checkout(app)
 
 
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True}, add_help_option=False)

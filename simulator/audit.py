@@ -30,7 +30,7 @@ from simulator.configuration import SimulationConfig
 from simulator.engines.threads import one_thread
 from simulator.errors import EngineError
 from simulator.private_training import PrivateSums, SimulatedPrivacy, promise_of
-from simulator.studies.trainings import training_on
+from simulator.simulation import training_on
 
 CONFIDENCE = 0.95
 GUESSED = (0.02, 0.05, 0.1, 0.2, 0.5, 1.0)

@@ -12,7 +12,7 @@ from simulator.course import overall
 from simulator.engines.threads import one_thread
 from simulator.errors import EngineError
 from simulator.private_training import PrivateSums, SimulatedPrivacy
-from simulator.studies.trainings import training_on
+from simulator.simulation import training_on
 
 CLIPPED = {"weighting": "uniform", "clip_norm": 0.5}
 

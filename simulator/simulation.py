@@ -30,7 +30,7 @@ from simulator.course import ACCURACY, LOSS, PER_USER, PERCENTILES, USER_MEAN, E
 from simulator.datasets.verified import verified
 from simulator.default_settings import with_default_settings
 from simulator.engines import Wanted
-from simulator.engines.choice import choose
+from simulator.engines.choice import Choice, choose
 from simulator.engines.computing import EVERY_GPU, Computing, gpus
 from simulator.engines.threads import one_thread
 from simulator.engines.workers.processes import usable_cores
@@ -41,12 +41,14 @@ from simulator.model_files import read_model
 from simulator.partitions import read_partition
 from simulator.planned import SimulatedPlan
 from simulator.population import Population
-from simulator.private_training import SimulatedPrivacy
+from simulator.private_training import PrivateSums, SimulatedPrivacy
 from simulator.purity import check_model
 from simulator.sums_of_rounds import sums_of
 from simulator.texts import with_tokens
 from simulator.training import SERVER, EngineTraining, Facts, Training
 
+TOGETHER = 64
+"""Clients that `training_on` vectorises together: its networks are small, so many at once cost less time."""
 OnRound = Callable[[int, Point], None]
 """Called after every round with its number and its point of the course."""
 
@@ -268,6 +270,37 @@ def training_of(config: SimulationConfig, engine: Wanted | None = None, given: O
     return training
 
 
+def training_on(
+    users: tuple[Population, Population],
+    config: SimulationConfig,
+    private: PrivateSums | None = None,
+    given: Sequence[Sequence[int]] = (),
+) -> Training:
+    """The federated training of a configuration in the engine `torch`, on users who train and users who measure.
+
+    private: the noise on sums, instead of what the configuration asks for. given: who trains in each round, in place of
+    cohorts that are drawn.
+    """
+    spec = load_model(config.model, users[0].shape, users[0].classes)
+    users = with_tokens(users[0], spec), with_tokens(users[1], spec)
+    model = Model(spec.with_local(config.local), config.seed)
+    algorithm = create(config.algorithm, config.settings, [module_of(config.algorithm)])
+    cohorts = replace(_drawn(config, config.cohort), given=given)
+    sums, masked = sums_of(config, model, algorithm, cohorts, len(users[0]))
+    return EngineTraining(
+        model,
+        algorithm,
+        users,
+        cohorts=cohorts,
+        choice=Choice(Computing(at_once=TOGETHER), "small networks"),
+        seed=config.seed,
+        compression=Compression.parse(config.compress),
+        private=private or sums,
+        masked=masked,
+        fine_tuning=FineTuning.of(algorithm, config.fine_tune) if config.fine_tune else None,
+    )
+
+
 def model_of(config: SimulationConfig, given: Overrides = Overrides()) -> Model:
     """The model that a configuration trains, with the parameters that it starts from. Raises as `simulate`."""
     plan = None if config.plan is None else SimulatedPlan(config.plan)
@@ -332,10 +365,14 @@ def _cohorts(config: SimulationConfig, train: Population, test_users: int) -> tu
     """Those who train, and the cohorts that they form. Raises EngineError where they are too few."""
     held_out = 0 if config.own_examples else test_users
     clients, size = (train.pooled(), 1) if config.baseline == "pooled" else (train, config.cohort)
-    asked = config.privacy
-    cohorts = Cohorts(size, config.schedule, config.same_cohort, asked.min_separation_rounds, asked.poisson)
+    cohorts = _drawn(config, size)
     cohorts.check(config.rounds, len(clients), held_out)
     return clients, cohorts
+
+
+def _drawn(config: SimulationConfig, size: int) -> Cohorts:
+    asked = config.privacy
+    return Cohorts(size, config.schedule, config.same_cohort, asked.min_separation_rounds, asked.poisson)
 
 
 def _users(config: SimulationConfig) -> Population:

@@ -180,7 +180,7 @@ def sysroot(
     It comes from Debian and PyPI, and needs no root: see docs/emulators.md. The first time takes a minute and 150 MB of
     downloads; again, only missing or changed parts are made.
     """
-    from muster.commands.bench import find_checkout
+    from muster.commands.checkout import find_checkout
     from simulator.fleet.arm import ARCH
 
     if not find_checkout():

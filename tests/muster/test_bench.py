@@ -25,7 +25,7 @@ from fedcore.algorithms import ALGORITHMS, create
 from fedcore.algorithms.evaluation import EVALUATION
 from fedcore.algorithms.partly_local import PartlyLocal
 from fedcore.algorithms.question import QUESTION
-from muster.commands.bench import add_bench
+from muster.commands.checkout import add_checkout
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -69,13 +69,13 @@ def bench(monkeypatch):
     return lambda *options: CliRunner().invoke(app, options)
 
 
-def test_an_installed_package_says_where_the_benchmarks_are(tmp_path):
+@pytest.mark.parametrize("line", ["bench engine --rounds 3", "study list"])
+def test_an_installed_package_says_where_benchmarks_and_studies_are(tmp_path, line):
     app = typer.Typer()
-    app.command("other")(lambda: None)
-    add_bench(app, checkout=tmp_path)
-    done = CliRunner().invoke(app, ["bench", "engine", "--rounds", "3"])
+    add_checkout(app, checkout=tmp_path)
+    done = CliRunner().invoke(app, line.split())
     assert done.exit_code == 2
-    assert "clone the" in done.output
+    assert "are part of the source checkout: `git clone`" in " ".join(done.output.replace("│", "").split())
 
 
 def test_json_of_a_benchmark_is_the_header_and_then_its_figures(bench):
@@ -191,7 +191,7 @@ def test_a_language_model_is_measured_in_each_number_of_bits():
 
 
 def test_a_sysroot_is_made_in_a_checkout_and_an_installed_package_says_so(typed, monkeypatch):
-    monkeypatch.setattr("muster.commands.bench.find_checkout", lambda *given: bool(given))
+    monkeypatch.setattr("muster.commands.checkout.find_checkout", lambda *given: bool(given))
     status, _, words = typed("fleet", "sysroot")
     assert (status, "clone the repository and run `make install` there" in " ".join(words.split())) == (2, True), words
 

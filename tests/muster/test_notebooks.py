@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from simulator.studies.pretrained_adapters import INSTALL, PACKAGE
+from research.pretrained_adapters import INSTALL, PACKAGE
 from tests.tree import ROOT
 from tools.make_notebooks import NOTEBOOKS, run
 

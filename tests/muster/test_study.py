@@ -9,9 +9,9 @@ from xml.etree import ElementTree
 import pytest
 
 from muster.pictures.heat_map import draw_heat_map
-from muster.study_report import REPORT, RESULTS, Report, cell, pictures, results, write
-from simulator.studies import STUDIES
-from simulator.studies.study import Findings, Grid, Plot, Table
+from research.report import REPORT, RESULTS, Report, cell, pictures, results, write
+from research.studies import STUDIES
+from research.study import Findings, Grid, Plot, Table
 
 PAGES = Path(__file__).parents[2] / "docs" / "studies"
 REPORTS = sorted(PAGES.glob("*.json"))
@@ -119,12 +119,13 @@ def test_heat_map_is_darkest_at_the_largest_number_and_white_without():
     assert dark < light < none == 3 * 255
 
 
-def test_every_study_has_a_page_whose_results_are_those_of_its_json():
-    assert [path.stem for path in REPORTS] == sorted(STUDIES)
+def test_every_study_has_a_page_and_every_page_the_results_of_its_json():
+    assert {path.stem for path in REPORTS} >= set(STUDIES)
     for path in REPORTS:
         report = REPORT.decode(path.read_bytes())
-        study = STUDIES[report.study]
-        assert (report.question, report.paper, report.quick) == (study.question, study.paper, False)
+        assert not report.quick
+        if study := STUDIES.get(report.study):
+            assert (report.question, report.paper) == (study.question, study.paper)
         by_hand, _, made = path.with_suffix(".md").read_text().partition(RESULTS)
         assert RESULTS + made == results(report), f"run `muster study {report.study} --out docs/studies`"
         assert {"What the paper found", "What we found"} <= set(by_hand.split("**")), path.stem

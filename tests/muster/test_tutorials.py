@@ -9,7 +9,7 @@ import re
 
 import pytest
 
-from simulator.studies.pretrained_adapters import INSTALL, PACKAGE
+from research.pretrained_adapters import INSTALL, PACKAGE
 from tests.muster.reader import BLOCK, Reader
 from tests.tree import ROOT
 from tools.arm.wheel import build_wheel

@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from research.over_selection import SLOW_DIGITS, users_of
 from simulator.configuration import SimulationConfig
 from simulator.errors import ForecastError
 from simulator.forecast.course import CommittedRound
 from simulator.forecast.training import accuracy_over_time
-from simulator.studies.over_selection import SLOW_DIGITS, users_of
 
 WHOLE = {"client_lr": 0.5, "batch_size": 100, "epochs": 1}
 """A step over all examples of a device, so that one report is the next if the model is the same."""

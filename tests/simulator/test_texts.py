@@ -13,6 +13,7 @@ from msgspec.structs import replace
 from export.huggingface.folder import Pretrained, spec_of
 from export.questions.builtin import builtin
 from muster.asking import fields_in
+from research.pretrained_adapters import generated, tiny
 from simulator import datasets
 from simulator.configuration import SimulationConfig
 from simulator.datasets.shakespeare import MARKS
@@ -20,7 +21,6 @@ from simulator.errors import DatasetError
 from simulator.population import Population, as_bytes
 from simulator.questions import ask_population
 from simulator.simulation import Overrides, simulate
-from simulator.studies.pretrained_adapters import generated, tiny
 from simulator.texts import as_devices_hold, with_tokens
 
 

@@ -6,12 +6,12 @@ from typing import Any
 
 import numpy as np
 
+from research.papers import BONAWITZ
+from research.study import Findings, PerSeed, Plot, Row, Study, Table
+from research.trials import Series, Trials
 from simulator.forecast.configuration import ForecastConfig
 from simulator.forecast.stretches import DAY_S
 from simulator.forecast.twin import Twin
-from simulator.studies.papers import BONAWITZ
-from simulator.studies.study import Findings, PerSeed, Plot, Row, Study, Table
-from simulator.studies.trials import Series, Trials
 
 SIZES = (1_000, 10_000)
 WINDOWS: dict[str, tuple[float, float]] = {

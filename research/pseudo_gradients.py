@@ -15,13 +15,13 @@ from export.model import Model
 from export.models import load as load_model
 from fedcore.algorithms import create
 from fedcore.params import Float32
+from research.papers import CHARLES
+from research.study import Findings, Plot, Row, Study, Table, mean
+from research.trainings import curve, settings_in_words
+from research.trials import Series, Trials
 from simulator import datasets
 from simulator.engine import Engine
 from simulator.engines.computing import Computing
-from simulator.studies.papers import CHARLES
-from simulator.studies.study import Findings, Plot, Row, Study, Table, mean
-from simulator.studies.trainings import curve, settings_in_words
-from simulator.studies.trials import Series, Trials
 
 COHORTS = (5, 10, 20, 40, 80)
 WAYS = {

@@ -16,15 +16,16 @@ from fedcore.masking import least_square
 from fedcore.privacy.accounting import calibrated
 from fedcore.privacy.planning import Deployment, ways
 from fedcore.privacy.settings import Noise
+from research.papers import KAIROUZ
+from research.study import Findings, PerSeed, Plot, Row, Study, Table
+from research.trainings import finals, measured, settings_in_words
+from research.trials import Series, Trials
 from secagg.parameters import least_honest
 from simulator import datasets
 from simulator.configuration import HELD_OUT, PrivateTraining, SimulationConfig
 from simulator.cost_of_privacy import stand_in
 from simulator.private_training import PrivateSums, row_of
-from simulator.studies.papers import KAIROUZ
-from simulator.studies.study import Findings, PerSeed, Plot, Row, Study, Table
-from simulator.studies.trainings import finals, measured, settings_in_words, training_on
-from simulator.studies.trials import Series, Trials
+from simulator.simulation import training_on
 
 POPULATION, PLANNED, SEPARATION, DELTA = 10_000, 100, 10, 1e-5
 """The deployment whose noise is added: devices, of whom so many are in a round, and each in one round of so many."""

@@ -11,16 +11,17 @@ from typing import Any
 
 import numpy as np
 
+from research.papers import PAPAYA
+from research.study import Findings, PerSeed, Plot, Row, Study, Table, mean
+from research.trainings import settings_in_words
+from research.trials import Series, Trials
 from simulator import datasets
 from simulator.configuration import SimulationConfig
 from simulator.forecast.configuration import ForecastConfig
 from simulator.forecast.course import CommittedRound
 from simulator.forecast.training import accuracy_over_time
 from simulator.forecast.twin import Twin
-from simulator.studies.papers import PAPAYA
-from simulator.studies.study import Findings, PerSeed, Plot, Row, Study, Table, mean
-from simulator.studies.trainings import settings_in_words, training_on
-from simulator.studies.trials import Series, Trials
+from simulator.simulation import training_on
 
 TARGET, AT_WORK, STEP_H = 0.85, 65, 0.25
 POPULATION: dict[str, Any] = {"devices": 3_000, "example_s": 3.0, "reporting_deadline_s": 3600.0, "step_s": 5.0}

@@ -1,0 +1,38 @@
+"""All studies by name."""
+
+from fedcore.names import offered
+from research.compression import COMPRESSION
+from research.masked_compression import MASKED_COMPRESSION
+from research.over_selection import OVER_SELECTION
+from research.personal_models import PERSONAL_MODELS
+from research.pretrained_adapters import PRETRAINED_ADAPTERS
+from research.private_training import PRIVATE_TRAINING
+from research.pseudo_gradients import PSEUDO_GRADIENTS
+from research.retry_windows import RETRY_WINDOWS
+from research.study import Study
+from research.time_to_accuracy import TIME_TO_ACCURACY
+from research.weighting import WEIGHTING
+from simulator.errors import StudyError
+
+STUDIES = {
+    study.name: study
+    for study in (
+        COMPRESSION,
+        MASKED_COMPRESSION,
+        OVER_SELECTION,
+        PERSONAL_MODELS,
+        PRETRAINED_ADAPTERS,
+        PRIVATE_TRAINING,
+        PSEUDO_GRADIENTS,
+        RETRY_WINDOWS,
+        TIME_TO_ACCURACY,
+        WEIGHTING,
+    )
+}
+
+
+def find(name: str) -> Study:
+    """The study called `name`. Raises StudyError when there is none."""
+    if name not in STUDIES:
+        raise StudyError(f"no study is called {name!r}; {offered(name, STUDIES)}")
+    return STUDIES[name]
