@@ -1,6 +1,7 @@
 """Migrations: the revision of a database's tables, and the way to another one. Alembic does the work.
 
-The revisions lie in the folder `revisions`. Each stays as it is; a change of `tables.py` gets one of its own.
+The revisions lie in the folder `revisions`. One that was released stays as it is; a change of `tables.py` then gets
+one of its own.
 """
 
 from __future__ import annotations
@@ -16,12 +17,14 @@ from coordinator.errors import MissingStore, WrongRevision
 from coordinator.failpoints import reach
 from coordinator.store.database_engines import Engines, open_engines
 
-HEAD = "0009"
+HEAD = "0001"
 """The revision that this code works with."""
 BASE = "base"
 """The revision of a database without tables."""
 UNKNOWN = "unknown"
 """The revision of tables that are not a coordinator's."""
+SCRIPTS = "coordinator.store:revisions"
+"""Where Alembic finds the revisions."""
 _LOCK = 0x6D7573746572
 """Key of the advisory lock under which PostgreSQL's tables are made and changed."""
 
@@ -102,7 +105,7 @@ def _run(connection: Connection, before: str, to: str, name: str) -> None:
     from alembic.script import ScriptDirectory
 
     config = Config()
-    config.set_main_option("script_location", "coordinator.store:revisions")
+    config.set_main_option("script_location", SCRIPTS)
     config.attributes["connection"] = connection
     revisions = [BASE, *reversed([script.revision for script in ScriptDirectory.from_config(config).walk_revisions()])]
     for revision, what in ((before, f"{name} is at revision {before}"), (to, f"there is no revision {to!r}")):

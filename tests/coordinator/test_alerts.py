@@ -22,13 +22,11 @@ from coordinator.rules.alerts import AlertKind
 from coordinator.rules.progress import Reason
 from coordinator.rules.states import TaskState
 from coordinator.settings import Settings
-from coordinator.store.migrations import HEAD, migrate
 from coordinator.store.tasks import open_coordinator_store
 from coordinator.webhook import HEADER, Webhook, send_trial
 from tests.coordinator.conftest import Desk
 from tests.coordinator.receiver import receiving
 from tests.coordinator.test_operations import self_made_certificate
-from tests.coordinator.test_store import tables
 from tests.muster.test_cli import in_process
 from tests.servers import serving_both
 
@@ -471,14 +469,3 @@ def test_commands_list_alerts_and_try_the_webhook(store, watch, receiver, tmp_pa
     receiver.answers.append(403)
     failed = in_process("coordinator", "alerts", "--test").exception
     assert (type(failed), str(failed)) == (WebhookFailed, f"http://{receiver.address} answered 403, not 2xx")
-
-
-@pytest.mark.every_engine
-def test_alerts_go_back_and_forth(store, database, watch):
-    watch.look()
-    store.close()
-    assert "alerts" in tables(database)
-    migrate(database, "0006")
-    assert "alerts" not in tables(database)
-    migrate(database, HEAD)
-    assert "alerts" in tables(database)

@@ -10,10 +10,9 @@ import pytest
 import safetensors.numpy
 
 from coordinator.commands import CountReport
-from coordinator.errors import InvalidTask, UnknownRound, UnknownTask, WrongRevision
+from coordinator.errors import InvalidTask, UnknownRound, UnknownTask
 from coordinator.rules.entities import Evaluates, ModelSource
 from coordinator.rules.states import TaskState
-from coordinator.store.migrations import HEAD, migrate
 from coordinator.store.tasks import Secagg, TaskSettings
 from fedcore.checkpoint import encode, specs_of
 from fedcore.params import ParamSchema, TensorSpec
@@ -199,11 +198,3 @@ def test_an_evaluation_whose_losses_jump_is_not_paused(store, trained, desk, tmp
     assert store.task(task.id).state is TaskState.ACTIVE
     losses = [record.metrics["evaluate.loss"] for record in store.rounds(task.id)][:11]
     assert losses == pytest.approx([0.1] * 6 + [9.0] * 5)
-
-
-def test_a_store_with_an_evaluation_does_not_go_back_to_the_older_tables(store, database, trained, tmp_path):
-    evaluate(store, make_evaluation_bundle(tmp_path / "evaluation"), trained)
-    store.close()
-    with pytest.raises(WrongRevision, match="knows no evaluated models; nothing was changed"):
-        migrate(database, "0002")
-    assert migrate(database).before == HEAD

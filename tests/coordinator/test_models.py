@@ -8,16 +8,12 @@ import msgspec
 import numpy as np
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from sqlalchemy import inspect, select
 
-from coordinator.errors import InvalidModel, UnknownBlob, UnknownModel, UnknownTask, WrongRevision
+from coordinator.errors import InvalidModel, UnknownBlob, UnknownModel, UnknownTask
 from coordinator.rules.audit import STORE
 from coordinator.rules.model_gate import Gate
 from coordinator.rules.roll_outs import Model, RollOut, RollOutKind, check_promotion, earlier, version_for
 from coordinator.store.garbage_collection import Retention, collect
-from coordinator.store.migrations import HEAD, migrate
-from coordinator.store.tables import MODEL_ROLL_OUTS
-from coordinator.store.tasks import open_coordinator_store
 from fedcore import checkpoint
 from fedcore.errors import BadRelease, BadSignature, DigestMismatch
 from fedcore.hold_out import is_held_out
@@ -28,7 +24,6 @@ from fedcore.wire import messages
 from fedcore.wire.messages import ReleasedModel
 from tests.coordinator.bundles import START, make_plan
 from tests.coordinator.released import PREDICT, predicting_bundle, predicting_plan, version
-from tests.coordinator.test_store import connected
 
 OTHER = SigningKey(Ed25519PrivateKey.from_private_bytes(bytes([9]) * 32))
 DEVICES = [f"{number:032x}" for number in range(4000)]
@@ -365,34 +360,3 @@ def test_a_device_is_given_its_version_and_may_fetch_it(store, released, client)
     for ref in (statement.plan, statement.parameters, BlobRef.of(PREDICT)):
         ref.check(client.get(f"/v1/blobs/{ref.sha256}", auth=client.devices["device 0"]).content)
     assert client.get("/v1/populations/phones/models/keyboard").headers["Muster-Problem"] == "unsigned"
-
-
-@pytest.mark.every_engine
-def test_roll_outs_go_back_and_forth_but_no_withdrawal_does(store, database, task, tmp_path):
-    store.release_model(version(store))
-    store.promote_model(*KEYBOARD, 1, 0.2)
-    store.close()
-    for to in ("0005", HEAD):
-        migrate(database, to)
-    with connected(database) as connection:
-        kept = connection.execute(select(MODEL_ROLL_OUTS)).one()
-        assert (kept.number, kept.share, kept.actor, kept.gate) == (1, 0.2, "", "")
-        (key,) = inspect(connection).get_foreign_keys("model_roll_outs")
-        assert (key["referred_table"], key["referred_columns"]) == ("model_releases", ["population", "name", "number"])
-    with open_coordinator_store(database, tmp_path / "blobs") as again:
-        assert again.roll_back_model(*KEYBOARD).share == 0
-    with pytest.raises(WrongRevision, match="model keyboard: revision 0005 knows no withdrawn versions"):
-        migrate(database, "0005")
-
-
-def test_released_models_stop_a_return_to_an_older_version(store, database, task):
-    store.release_model(version(store))
-    store.close()
-    with pytest.raises(WrongRevision, match="model keyboard: revision 0004 knows no released models"):
-        migrate(database, "0004")
-
-
-def test_a_database_without_released_models_goes_back_and_forth(store, database, task):
-    store.close()
-    migrate(database, "0004")
-    migrate(database, HEAD)

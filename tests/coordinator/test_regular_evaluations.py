@@ -9,11 +9,10 @@ import numpy as np
 import pytest
 
 from coordinator.driver.writing import commit_round
-from coordinator.errors import InvalidTask, WrongRevision
+from coordinator.errors import InvalidTask
 from coordinator.rules.entities import Evaluates, ModelSource, Regularly
 from coordinator.rules.states import TaskState
 from coordinator.rules.task_settings import Buffered, ClearReports
-from coordinator.store.migrations import HEAD, migrate
 from coordinator.store.tasks import TaskSettings
 from fedcore.params import ParamSchema, TensorSpec
 from muster.evaluating import Evaluated, starting_from
@@ -231,11 +230,3 @@ def test_the_page_of_a_task_has_the_curve_of_its_evaluations(desk, begin, reques
     assert "evaluated after every 2 rounds on held-out devices, by hand-made" in page
     assert "evaluate.loss" in page
     assert "evaluate.loss.p50" not in page
-
-
-def test_a_store_with_regular_evaluations_does_not_go_back(store, database, begin):
-    begin()
-    store.close()
-    with pytest.raises(WrongRevision, match="knows no regular evaluations; nothing was changed"):
-        migrate(database, "0003")
-    assert migrate(database).before == HEAD

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import threading
 from contextlib import closing, contextmanager
 from urllib.parse import quote
@@ -13,14 +14,41 @@ from alembic.migration import MigrationContext
 
 from coordinator.errors import MissingStore, StoreConflict, UnsupportedDatabase, WrongRevision
 from coordinator.rules.states import TaskState
+from coordinator.store import migrations
 from coordinator.store.database import Database
 from coordinator.store.migrations import BASE, HEAD, Migration, migrate
 from coordinator.store.tables import METADATA
+from tests.coordinator.test_failpoints import die
 from tools import make_migration
 
 pytestmark = pytest.mark.every_engine
 
 PASSWORD = "hunter2"
+NEXT = """
+import sqlalchemy as sa
+from alembic import op
+
+revision, down_revision = "0002", "0001"
+
+
+def upgrade():
+    with op.batch_alter_table("tasks") as tasks:
+        tasks.add_column(sa.Column("tier", sa.Integer(), nullable=False, server_default="7"))
+        tasks.alter_column("name", type_=sa.Text())
+
+
+def downgrade():
+    with op.batch_alter_table("tasks") as tasks:
+        tasks.drop_column("tier")
+        tasks.alter_column("name", type_=sa.String(100))
+"""
+"""A revision after the first, for which SQLite makes a table anew that others refer to."""
+MIGRATE = """
+import sys
+from coordinator.store import migrations
+migrations.SCRIPTS = sys.argv[2]
+migrations.migrate(sys.argv[1], "0002")
+"""
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
@@ -45,6 +73,18 @@ def connected(url):
 def tables(url):
     with connected(url) as connection:
         return set(sqlalchemy.inspect(connection).get_table_names()) - {"alembic_version"}
+
+
+def dump(url):
+    """Every row as text in which numbers differ when their bits do; JSON as it is stored."""
+    found = {}
+    with connected(url) as connection:
+        seen = sqlalchemy.inspect(connection)
+        for table in tables(url):
+            kinds = sorted((one["name"], str(one["type"])) for one in seen.get_columns(table))
+            said = ", ".join(f'CAST("{name}" AS TEXT)' if kind == "JSON" else f'"{name}"' for name, kind in kinds)
+            found[table] = sorted(map(repr, connection.execute(sqlalchemy.text(f'SELECT {said} FROM "{table}"'))))
+    return found
 
 
 # --- what is opened
@@ -100,6 +140,15 @@ def test_new_database_is_made_at_head_with_exactly_the_tables_of_the_code(empty)
     with connected(empty) as connection:
         assert compare_metadata(MigrationContext.configure(connection), METADATA) == []
         assert connection.scalar(sqlalchemy.text("SELECT version_num FROM alembic_version")) == HEAD
+
+
+def test_change_of_tables_without_a_revision_is_said_with_its_operations():
+    assert make_migration.missing() == ""
+    changed = sqlalchemy.MetaData(naming_convention=METADATA.naming_convention)
+    for table in METADATA.sorted_tables:
+        table.to_metadata(changed)
+    changed.tables["blobs"].append_column(sqlalchemy.Column("tier", sqlalchemy.Text()))
+    assert "op.add_column('blobs', sa.Column('tier', sa.Text()" in make_migration.missing(changed)
 
 
 def test_document_is_what_the_tables_say():
@@ -158,13 +207,61 @@ def test_database_of_something_else_is_refused_and_left_as_it_is(empty, create):
 
 
 def test_unknown_revision_and_missing_tables_are_named(empty, tmp_path):
-    with pytest.raises(WrongRevision, match="no revision '7'; this version knows base, 0001, 0002, 0003"):
+    with pytest.raises(WrongRevision, match="no revision '7'; this version knows base, 0001"):
         migrate(empty, "7")
     with pytest.raises(MissingStore, match="no tables"):
         Database(empty, create=False)
     with pytest.raises(MissingStore, match=r"typo\.db"):
         migrate(f"sqlite:///{tmp_path}/typo.db")
     assert not (tmp_path / "typo.db").exists()
+
+
+@pytest.fixture
+def next_revision(tmp_path, monkeypatch):
+    """The folder of the revisions of a later version, which is the one that runs."""
+    folder = tmp_path / "revisions"
+    shutil.copytree(make_migration.ROOT / "coordinator/store/revisions", folder)
+    (folder / "versions" / "r0002_next.py").write_text(NEXT)
+    monkeypatch.setattr(migrations, "SCRIPTS", str(folder))
+    monkeypatch.setattr(migrations, "HEAD", "0002")
+    return folder
+
+
+def test_store_of_an_older_revision_is_refused_then_upgraded_and_goes_back(
+    store, database, register, desk, next_revision
+):
+    task = store.task(register())
+    desk.turn()
+    desk.assign("a", "b")  # rows that refer to the table that is made anew
+    store.close()
+    before = dump(database)
+    with pytest.raises(WrongRevision, match=f"is at revision {HEAD}, and this version works with 0002: .*migrate"):
+        Database(database, create=False)
+    assert migrate(database, "0002") == Migration(HEAD, "0002")
+    with closing(Database(database, create=False)) as upgraded:
+        with upgraded.reading() as records:
+            assert records.task(task.id) == task
+            assert records._connection.exec_driver_sql("SELECT tier FROM tasks").scalar() == 7
+        for change in (
+            "UPDATE tasks SET plan_sha256 = 'gone'",
+            "DELETE FROM populations",
+        ):
+            with pytest.raises(sqlalchemy.exc.IntegrityError), upgraded.writing() as records:
+                records._connection.exec_driver_sql(change)
+    assert migrate(database, HEAD) == Migration("0002", HEAD)
+    assert dump(database) == before
+    with connected(database) as connection:
+        assert compare_metadata(MigrationContext.configure(connection), METADATA) == []
+
+
+@pytest.mark.parametrize(("moment", "revision"), [("before", HEAD), ("after", "0002")])
+def test_killed_upgrade_happened_whole_or_not_at_all(store, database, register, next_revision, moment, revision):
+    register()
+    store.close()
+    before = dump(database)
+    die(MIGRATE, f"migration.{moment}-commit", database, next_revision)
+    assert migrate(database, HEAD) == Migration(revision, HEAD)
+    assert dump(database) == before
 
 
 def test_every_table_and_column_is_commented():

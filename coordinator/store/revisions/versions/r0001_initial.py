@@ -44,6 +44,15 @@ def upgrade() -> None:
         comment="Immutable files; a row is written after its file is durable",
     )
     op.create_table(
+        "budgets",
+        _column("population", sa.String(200), "whose tasks share it"),
+        _column("epsilon", sa.Float(), "most that all tasks together may reveal of a device"),
+        _column("delta", sa.Float(), "the chance that this leaves open"),
+        _column("minimum_devices", sa.Integer(), "least devices of a group that a question may show"),
+        sa.PrimaryKeyConstraint("population", name=op.f("pk_budgets")),
+        comment="Privacy budgets of populations; whoever adds a task or changes a budget holds the table meanwhile",
+    )
+    op.create_table(
         "devices",
         _column("id", sa.String(32), "made from the public key, which therefore has one id"),
         _column("algorithm", sa.String(32), "signature algorithm: ed25519 or ecdsa-p256-sha256"),
@@ -97,6 +106,7 @@ def upgrade() -> None:
         ),
         _column("draining", sa.Boolean(), "whether it is about to stop, and takes no population"),
         _column("seen_at", sa.Float(), "seconds since 1970 at its last beat, by its own clock; for people"),
+        _column("steady", sa.Float(), "a clock of its own that nobody sets, in seconds, at its last beat"),
         sa.PrimaryKeyConstraint("id", name=op.f("pk_replicas")),
         sa.UniqueConstraint("url", name=op.f("uq_replicas_url")),
         comment="Coordinator processes that drive populations",
@@ -105,7 +115,7 @@ def upgrade() -> None:
         "tokens",
         _column("id", sa.String(8), "the part of the token that is no secret"),
         _column("name", sa.String(60), "whose it is"),
-        _column("role", sa.String(16), "viewer or operator"),
+        _column("role", sa.String(16), "viewer, operator or metrics"),
         _column("sha256", sa.String(64), "hash of its secret part, hex; the token itself is never stored"),
         _column("created_at", sa.Float(), "seconds since 1970"),
         _column("expires_at", sa.Float(), "seconds since 1970, from when on it is worthless"),
@@ -127,6 +137,33 @@ def upgrade() -> None:
     )
     op.create_index("transitions_of", "transitions", ["entity", "entity_id"])
     op.create_table(
+        "model_releases",
+        _column("population", sa.String(200), "whose devices may use the model"),
+        _column("name", sa.String(64), "name of the model"),
+        _column("number", sa.Integer(), "of the version: 1, 2, 3 … of the name"),
+        _column("plan_sha256", sa.String(64), "has the predict graphs, the schema and the frozen vectors"),
+        _column("parameters_sha256", sa.String(64), "the model: a checkpoint with its parameters alone"),
+        _column("release", sa.JSON(), "the statement, its signer and the signature"),
+        _column("created_at", sa.Float(), "seconds since 1970"),
+        sa.ForeignKeyConstraint(
+            ["parameters_sha256"], ["blobs.sha256"], name=op.f("fk_model_releases_parameters_sha256")
+        ),
+        sa.ForeignKeyConstraint(["plan_sha256"], ["blobs.sha256"], name=op.f("fk_model_releases_plan_sha256")),
+        sa.ForeignKeyConstraint(["population"], ["populations.name"], name=op.f("fk_model_releases_population")),
+        sa.PrimaryKeyConstraint("population", "name", "number", name=op.f("pk_model_releases")),
+        comment="Versions of models that apps may use; rows are only ever added",
+    )
+    op.create_table(
+        "notices",
+        _column("population", sa.String(200), "whose devices they send away"),
+        _column("replica", sa.String(8), "replica that drove the population and wrote this"),
+        _column("version", sa.BigInteger(), "counts up with every change"),
+        _column("said", sa.Text(), "JSON: needs of active tasks, generation of return tokens, end of the idle queue"),
+        sa.ForeignKeyConstraint(["population"], ["populations.name"], name=op.f("fk_notices_population")),
+        sa.PrimaryKeyConstraint("population", name=op.f("pk_notices")),
+        comment="What decides which devices are sent away, for replicas that do not drive the population",
+    )
+    op.create_table(
         "sealed_blobs",
         _column("sha256", sa.String(64), "the blob"),
         _column("sealed_sha256", sa.String(64), "the blob with its bytes, sealed"),
@@ -147,6 +184,16 @@ def upgrade() -> None:
         comment="Counts of sessions by their steps; nothing of a single device",
     )
     op.create_table(
+        "tallies",
+        _column("id", _ROW_ID, "number of the row"),
+        _column("population", sa.String(200), "whose devices they were"),
+        _column("said", sa.Text(), "JSON: keyed digests of devices with their windows, and counts of obstacles"),
+        sa.ForeignKeyConstraint(["population"], ["populations.name"], name=op.f("fk_tallies_population")),
+        sa.PrimaryKeyConstraint("id", name=op.f("pk_tallies")),
+        comment="Devices that replicas sent away of populations which others drive; the driver counts and deletes them",
+    )
+    op.create_index("tallies_of", "tallies", ["population"])
+    op.create_table(
         "tasks",
         _column("id", sa.String(32), "opaque id"),
         _column("name", sa.String(100), "name for people, not unique"),
@@ -162,29 +209,12 @@ def upgrade() -> None:
         _column("certificate_sha256", sa.String(64), "proof, made at export, that its graphs compute what they should"),
         _column("state_sha256", sa.String(64), "server state before round 1"),
         _column("checkpoint_sha256", sa.String(64), "what devices receive in round 1"),
-        _column("goal", sa.Integer(), "reports that end a round"),
-        _column("minimum", sa.Integer(), "reports that a round must have to count"),
-        _column("rounds", sa.Integer(), "committed rounds after which the task is completed"),
-        _column("over_selection", sa.Float(), "devices selected per report wanted"),
-        _column("selection_timeout_s", sa.Float(), "seconds that a round waits for devices"),
-        _column("reporting_deadline_s", sa.Float(), "seconds that a round waits for reports"),
-        _column("max_attempts", sa.Integer(), "failed attempts at a round in a row after which the task is paused"),
-        _column("max_loss_growth", sa.Float(), "times its first values that a loss may be; 0 looks at no loss"),
-        _column("min_examples", sa.Integer(), "examples that a device must hold"),
-        _column("min_separation_s", sa.Float(), "seconds between two participations of a device, at least"),
-        _column("min_separation_rounds", sa.Integer(), "from one round of a device to its next, at least; 1 is none"),
-        _column("requires", sa.JSON(), "conditions that a device must state"),
-        _column("on_device", sa.JSON(), "conditions that a device checks by itself before it waits"),
-        _column("seed", sa.BigInteger(), "key of every random number that a device draws"),
-        _column("formats", sa.JSON(), "formats that the plan must have"),
-        _column("budget", sa.JSON(), "the largest footprint that a device can bear; null where it is not bounded"),
-        _column("secagg", sa.JSON(none_as_null=True), "how reports are masked; null when they are not", null=True),
-        _column("clear", sa.JSON(), "bounds on a report that is not masked"),
-        _column("schedule", sa.JSON(), "how the server learning rate and the goal change from round to round"),
-        _column("same_cohort", sa.Boolean(), "whether a second trip draws only devices that the first one counted"),
-        _column("buffered", sa.JSON(none_as_null=True), "mode buffered; null in mode synchronous", null=True),
-        _column("privacy", sa.JSON(none_as_null=True), "noise on sums, and the budget; null without them", null=True),
+        _column("settings", sa.JSON(), "the settings of its rounds, every one; the population has a column of its own"),
         _column("created_at", sa.Float(), "seconds since 1970"),
+        _column("evaluates", sa.JSON(none_as_null=True), "where the models came from that it evaluates", null=True),
+        _column(
+            "evaluation", sa.JSON(none_as_null=True), "how often its models are evaluated, by which bundle", null=True
+        ),
         sa.ForeignKeyConstraint(["certificate_sha256"], ["blobs.sha256"], name=op.f("fk_tasks_certificate_sha256")),
         sa.ForeignKeyConstraint(["checkpoint_sha256"], ["blobs.sha256"], name=op.f("fk_tasks_checkpoint_sha256")),
         sa.ForeignKeyConstraint(["plan_sha256"], ["blobs.sha256"], name=op.f("fk_tasks_plan_sha256")),
@@ -193,6 +223,23 @@ def upgrade() -> None:
         sa.PrimaryKeyConstraint("id", name=op.f("pk_tasks")),
         comment="Tasks: a plan, a population, and the settings of rounds",
     )
+    op.create_table(
+        "alerts",
+        _column("id", sa.String(16), "opaque id"),
+        _column("kind", sa.String(32), "what is wrong: the reason of a stalled task, expires, unreadable or disk-full"),
+        _column("task", sa.String(32), "the task; null where it is about none", null=True),
+        _column("subject", sa.Text(), "what it is about beside the task, such as the TLS certificate; often empty"),
+        _column("text", sa.Text(), "a sentence for people, of when it was raised"),
+        _column("remedy", sa.Text(), "what to do, where the sentence does not say it"),
+        _column("raised_at", sa.Float(), "seconds since 1970"),
+        _column("cleared_at", sa.Float(), "seconds since 1970; null while it is open", null=True),
+        _column("raised_due", sa.Boolean(), "whether the webhook is still to be told that it was raised"),
+        _column("cleared_due", sa.Boolean(), "whether the webhook is still to be told that it was cleared"),
+        sa.ForeignKeyConstraint(["task"], ["tasks.id"], name=op.f("fk_alerts_task")),
+        sa.PrimaryKeyConstraint("id", name=op.f("pk_alerts")),
+        comment="What needed an operator: raised once and cleared once; one alert of a kind, task and subject is open",
+    )
+    op.create_index("alerts_cleared", "alerts", ["cleared_at"])
     op.create_table(
         "ledger",
         _column("task", sa.String(32), "the task"),
@@ -205,6 +252,44 @@ def upgrade() -> None:
         sa.PrimaryKeyConstraint("task", "number", name=op.f("pk_ledger")),
         comment="What rounds spent of their task's privacy budget; rows are only ever added",
     )
+    op.create_table(
+        "model_counts",
+        _column("population", sa.String(200), "whose check-ins"),
+        _column("name", sa.String(64), "name of the model"),
+        _column("number", sa.Integer(), "of the version"),
+        _column("day", sa.String(10), "of the check-ins, UTC, as 2026-11-26"),
+        _column("refused", sa.Boolean(), "whether devices stated that they refused it, or else that they have it"),
+        _column("count", sa.BigInteger(), "check-ins that stated so"),
+        sa.ForeignKeyConstraint(
+            ["population", "name", "number"],
+            ["model_releases.population", "model_releases.name", "model_releases.number"],
+            name=op.f("fk_model_counts_population"),
+        ),
+        sa.PrimaryKeyConstraint("population", "name", "number", "day", "refused", name=op.f("pk_model_counts")),
+        comment="Counts of check-ins by the version of a model that devices stated; nothing of a single device",
+    )
+    op.create_table(
+        "model_roll_outs",
+        _column("id", _ROW_ID, "row id, in order of time"),
+        _column("population", sa.String(200), "whose devices"),
+        _column("name", sa.String(64), "name of the model"),
+        _column("number", sa.Integer(), "of the version"),
+        _column(
+            "share", sa.Float(), "of the devices that are given it, up to 1; 0 withdraws it, and no device is given any"
+        ),
+        _column("kind", sa.String(16), "promote or roll-back"),
+        _column("at", sa.Float(), "seconds since 1970"),
+        _column("actor", sa.Text(), "who did it, as in the audit log"),
+        _column("gate", sa.Text(), "what a gate compared, in words; empty without one"),
+        sa.ForeignKeyConstraint(
+            ["population", "name", "number"],
+            ["model_releases.population", "model_releases.name", "model_releases.number"],
+            name=op.f("fk_model_roll_outs_population"),
+        ),
+        sa.PrimaryKeyConstraint("id", name=op.f("pk_model_roll_outs")),
+        comment="Which versions devices were given; rows are only ever added, and the newest of a model decides",
+    )
+    op.create_index("model_roll_outs_of", "model_roll_outs", ["population", "name"])
     op.create_table(
         "observations",
         _column("task", sa.String(32), "the task"),
@@ -292,9 +377,9 @@ def upgrade() -> None:
 def downgrade() -> None:
     """Drop every table, with its indexes."""
     tables = (
-        "reports", "assignments", "rounds", "observations", "ledger", "tasks", "session_shapes", "sealed_blobs",
-        "transitions", "tokens", "replicas", "releases", "populations", "identity", "ended_sessions", "devices",
-        "blobs", "audit",
+        "reports", "assignments", "rounds", "observations", "model_roll_outs", "model_counts", "ledger", "alerts",
+        "tasks", "tallies", "session_shapes", "sealed_blobs", "notices", "model_releases", "transitions", "tokens",
+        "replicas", "releases", "populations", "identity", "ended_sessions", "devices", "budgets", "blobs", "audit",
     )  # fmt: skip
     for name in tables:
         op.drop_table(name)
