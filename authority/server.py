@@ -10,19 +10,13 @@ import uvicorn
 from starlette.applications import Starlette
 
 from authority.attestation import Attestation
-from authority.beacons import Beacons
 from authority.configuration import AuthorityConfig
 from authority.errors import InvalidSettings, KeyMissing
-from authority.issuer import Issuer
-from authority.service import authority_app
+from authority.service import Beacons, Issuer, authority_app
 from fedcore.signing import key_text, public_key
 from fedcore.succession import SucceedingKey
-from ingress.addresses import networks
-from ingress.connection_limits import ConnectionLimits
-from ingress.listener import listening
-from ingress.newcomers import Newcomers
-from ingress.origins import open_to, origins
-from ingress.server import HttpConfig
+from ingress.limits import ConnectionLimits, Newcomers, networks
+from ingress.server import HttpConfig, listening, open_to, origins
 
 T = TypeVar("T")
 DAY_S = 86_400

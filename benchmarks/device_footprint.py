@@ -46,7 +46,7 @@ import contextlib, pathlib, resource, sys
 import device_runtime.session
 from device_runtime.backends import FORMATS
 from device_runtime.errors import NonFiniteReport
-from device_runtime.footprint import peak_rss_mb, random_job, read_plan
+from device_runtime.capabilities import peak_rss_mb, random_job, read_plan
 from device_runtime.sandbox.process import Sandbox
 from device_runtime.trainer import Limits
 folder, form = sys.argv[1:]

@@ -18,7 +18,7 @@ from torch.nn.utils import parameters_to_vector
 from benchmarks.options import DeviceStepOptions
 from benchmarks.usage import cpu_s_of
 from device_runtime.backends import BACKENDS, FORMATS
-from device_runtime.footprint import random_field
+from device_runtime.capabilities import random_field
 from device_runtime.runner import MOST_STEPS
 from export.build import Graphs, build_plan
 from export.model import Model

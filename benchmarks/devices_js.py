@@ -25,7 +25,7 @@ from benchmarks.page_cost import PageCost, page_cost
 from benchmarks.usage import cpu_s_of
 from device_runtime.backends.backend import Arrays, Executable
 from device_runtime.backends.onnxruntime import OnnxRuntime
-from device_runtime.footprint import random_field
+from device_runtime.capabilities import random_field
 from device_runtime.runner import execute
 from export.build import build_plan
 from export.model import Model

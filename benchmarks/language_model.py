@@ -19,7 +19,7 @@ import numpy as np
 
 from benchmarks.options import LanguageModelOptions
 from device_runtime.backends.onnxruntime import OnnxRuntime
-from device_runtime.footprint import random_field
+from device_runtime.capabilities import random_field
 from export.build import export_bundle
 from export.few_bits import BITS, EXACT
 from export.huggingface.folder import Pretrained, spec_of

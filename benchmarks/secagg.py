@@ -30,35 +30,35 @@ from benchmarks.options import SecaggOptions
 from benchmarks.usage import least_cpu_s
 from muster.output import Say
 from secagg import keys, packing, parameters
-from secagg.beacons import NO_BEACON, draw_beacon
 from secagg.client import Client, SessionInput
-from secagg.credentials import DEVICE_BYTES, NO_CREDENTIAL, issue
-from secagg.graph import NeighbourGraph
-from secagg.invite import ACTIVE, HONEST, Invite
-from secagg.keys import PairKey
+from secagg.client_state import AggregationPolicy
+from secagg.graph import NeighbourGraph, root_of, sha256
+from secagg.keys import DEVICE_BYTES, NO_CREDENTIAL, PairKey, issue
 from secagg.masking import LITTLE, Mask, Words, add_masks
-from secagg.merkle import root_of, sha256
 from secagg.messages import (
+    ACTIVE,
     DONE,
+    HONEST,
+    NO_BEACON,
     UNSIGNED,
     Advertise,
     Confirmations,
     Deliver,
     Included,
+    Invite,
     Masked,
     Roster,
     SessionResult,
     Shares,
     Survivors,
+    draw_beacon,
     survivors_digest,
 )
 from secagg.packing import PackedSegment
 from secagg.parameters import GraphParameters
-from secagg.policy import AggregationPolicy
 from secagg.server import Server
-from secagg.session import commitment
+from secagg.session import RevealedShares, Unmasking, commitment
 from secagg.shamir import PRIME, split
-from secagg.unmasking import RevealedShares, Unmasking
 
 FIELD_BITS = 21
 NEVER = 1 << 40

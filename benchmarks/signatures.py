@@ -24,7 +24,7 @@ from coordinator.api.authentication import Authenticator
 from coordinator.metrics import Metrics
 from coordinator.store.tasks import open_coordinator_store
 from fedcore.wire.signatures import PrivateKey, PublicKey, SignableRequest, Signer, content_digest, device_id, sign
-from ingress.rate_limit import RateLimit
+from ingress.limits import RateLimit
 from muster.output import Say
 
 BODY = b"x" * 300

@@ -15,7 +15,7 @@ from coordinator.rules.entities import Snapshot, Task
 from fedcore.errors import InvalidKey
 from fedcore.release import LineageEntry, LogProof, Signed, TreeHead, decode_release
 from fedcore.signing import SigningKey
-from secagg.merkle import Tree
+from secagg.graph import Tree
 
 
 def lineage_file(keys_file: Path) -> Path:

@@ -25,7 +25,7 @@ from coordinator.settings import Settings
 from coordinator.store.database_engines import TIMES, sqlite_path
 from coordinator.store.tasks import CoordinatorStore, open_coordinator_store
 from fedcore.quantisation import upload_bytes
-from ingress.addresses import is_this_machine
+from ingress.limits import is_this_machine
 
 _GROUP = Path("/sys/fs/cgroup/memory.max")
 

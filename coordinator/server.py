@@ -20,10 +20,8 @@ from coordinator.api.replica_routing import Router
 from coordinator.api.service import Service
 from coordinator.app import admin_app, device_app
 from coordinator.settings import Settings
-from ingress.connection_limits import ConnectionLimits
-from ingress.listener import listening
-from ingress.origins import open_to
-from ingress.server import HttpConfig
+from ingress.limits import ConnectionLimits
+from ingress.server import HttpConfig, listening, open_to
 
 _LOG = logging.getLogger(__name__)
 _GC_YOUNG = 10_000

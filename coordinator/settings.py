@@ -27,8 +27,8 @@ from coordinator.webhook_address import LOOPBACK, check_webhook, place_of, read_
 from fedcore.errors import InvalidKey
 from fedcore.signing import public_key
 from fedcore.wire.messages import RetryWindow
-from ingress.addresses import Network, networks
-from ingress.origins import origins as origins_in
+from ingress.limits import Network, networks
+from ingress.server import origins as origins_in
 
 PREFIX = "MUSTER_"
 CONFIG = f"{PREFIX}CONFIG"

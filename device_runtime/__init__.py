@@ -14,11 +14,10 @@ if TYPE_CHECKING:
     from device_runtime.device import Device
     from device_runtime.errors import ConfigError, DeviceError, ModelRefused, NoModel
     from device_runtime.examples import Collection, ExampleStore, Retention
-    from device_runtime.models.model import Model
-    from device_runtime.models.personalise import Personalised
+    from device_runtime.models.model import Model, Personalised
     from device_runtime.outcome import Outcome
     from device_runtime.permission.policy import PerDay, PlanLimits, Policy, Questions
-    from device_runtime.state.sealing import KeyStore
+    from device_runtime.state.folder import KeyStore
 
 __all__ = [
     "Collection",

@@ -1,4 +1,4 @@
-"""The configuration of one device."""
+"""The configuration of one device, and its identity for its coordinator."""
 
 from __future__ import annotations
 
@@ -6,12 +6,15 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from device_runtime.clock import Clock
 from device_runtime.conditions import Conditions, ConditionSource, Requirements
-from device_runtime.errors import ConfigError
+from device_runtime.errors import ConfigError, PolicyForbids
 from device_runtime.permission.policy import Policy
+from device_runtime.protocol.enrolment import Credentials, DeviceKeys, Enrolments
 from device_runtime.protocol.transport import Transport
 from device_runtime.sandbox.process import Sandbox
-from device_runtime.state.sealing import KeyStore
+from device_runtime.state.database import StateDatabase
+from device_runtime.state.folder import KeyFile, KeyStore, Sealer, device_key, secagg_key
 from device_runtime.trainer import Trainer
 from fedcore.errors import why
 from fedcore.wire.messages import Attestation
@@ -64,3 +67,24 @@ def secret_in(secret: bytes | Path | str | None) -> bytes | None:
         return Path(secret).read_bytes().strip()
     except OSError as error:
         raise ConfigError(f"the enrolment secret {secret} cannot be read: {why(error)}") from error
+
+
+def sealer_of(config: DeviceConfig) -> Sealer:
+    """What seals the device's stored data: with the key of its keystore, or of a file in its state folder."""
+    return Sealer(config.keystore or KeyFile(config.state / "sealing-key"))
+
+
+def enrolments(
+    config: DeviceConfig, policy: Policy, database: StateDatabase, sealer: Sealer, clock: Clock
+) -> Enrolments:
+    """The device's enrolment at its coordinator: the identity for a transport. Raises StateError or KeyUnavailable."""
+
+    def to_authority(url: str) -> Transport:
+        if policy.require_https and not url.lower().startswith("https://"):
+            raise PolicyForbids("against require_https of this device's policy", f"the authority is at {url}")
+        return config.connect(url)
+
+    place = config.state, sealer
+    keys = DeviceKeys(device_key(*place), secagg_key(*place), config.enrolment_secret, config.attest)
+    credentials = Credentials(database, keys, to_authority, clock.wall)
+    return Enrolments(database, config.coordinator, keys, credentials, policy.named_authority)

@@ -1,27 +1,205 @@
-"""Trainers: they run a plan's graphs over local examples, in this process or in a separate one (sandbox/)."""
+"""Trainers: they run a plan's graphs over local examples, and make a released model personal."""
 
 from __future__ import annotations
 
 import math
 import resource
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
 import msgspec
+import numpy as np
+from msgspec.structs import replace
+from numpy.typing import NDArray
 
-from device_runtime.backends.backend import Arrays, Backend
-from device_runtime.errors import DeviceError, PlanRefused, RuntimeFailed
-from device_runtime.personal import personalise, result_size
-from device_runtime.runner import TrainingResult, execute
+from device_runtime.backends.backend import Arrays, Backend, Executable
+from device_runtime.errors import DeviceError, ExamplesError, NonFiniteReport, PlanRefused, RuntimeFailed
+from device_runtime.runner import Local, PassResult, PassRunner, TrainingResult, execute
 from device_runtime.texts import TextColumn, Tokens
 from fedcore import checkpoint
 from fedcore.batching import StreamKey
 from fedcore.errors import SchemaError
+from fedcore.hold_out import HoldOut
+from fedcore.loop import Loop
 from fedcore.params import Float32, Frozen, VectorSpec
-from fedcore.plan import Plan
+from fedcore.plan import (
+    BROADCAST,
+    EXAMPLE,
+    FROZEN,
+    PARAMS,
+    ExampleSpec,
+    PassPlan,
+    Plan,
+    begin_graph,
+    loop_graph,
+    prefixed,
+    steps_graph,
+)
+from fedcore.report import all_finite
+
+SHARE = 0.2
+"""The share of examples that are left out, where the plan holds out no larger one."""
+LEAST = 10
+"""The fewest examples to train on, and to measure on."""
+PAIRS = 32
+"""Into how many groups the examples to measure on are divided, unless there are fewer, or a batch holds less."""
+CERTAIN = 2.0
+"""How many of its own standard errors the mean gain must exceed: chance alone does so 4 times in 100 at most."""
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """The personal parameters, float32 (D,), and the mean loss of each of G groups of left-out examples, float32 (G,).
+
+    before: at the released parameters. after: at the personal ones.
+    """
+
+    params: Float32
+    before: Float32
+    after: Float32
+
+    @classmethod
+    def of(cls, plan: Plan, result: TrainingResult) -> Measured:
+        """What `personalise` put into one vector."""
+        size = plan.schema.size
+        before, after = np.split(result.values[size:], 2)
+        return cls(result.values[:size], before, after)
+
+    def means(self, plan: Plan, count: int) -> tuple[float, float]:
+        """The mean losses over all `count` examples that were left out, before and after."""
+        sizes = [len(rows) for rows in groups(count, plan.passes[local_pass(plan)].loop.batch_size)]
+        before, after = (np.average(losses, weights=sizes) for losses in (self.before, self.after))
+        return float(before), float(after)
+
+    @property
+    def is_better(self) -> bool:
+        """Whether the mean of the differences, of pairs, is above 0 by more than CERTAIN of its standard errors."""
+        gains = self.before.astype(np.float64) - self.after
+        return bool(gains.mean() > CERTAIN * gains.std(ddof=1) / math.sqrt(len(gains)))
+
+
+def local_pass(plan: Plan) -> int:
+    """The index of the pass whose last carry `params` is a local model.
+
+    Raises PlanRefused when there is none, or the steps need what the devices of another round sent.
+    """
+    if plan.second is not None:
+        raise PlanRefused(
+            f"plan {plan.name!r} has two trips, and the steps of the second need what devices sent in the first: "
+            "only models of plans with one trip become personal"
+        )
+    for index, stage in enumerate(plan.passes):
+        if VectorSpec(PARAMS, plan.schema.size) in stage.carry:
+            if "loss" not in stage.metrics or "examples" not in stage.metrics:
+                raise PlanRefused(f"pass {stage.name!r} of plan {plan.name!r} measures {stage.metrics}, no loss")
+            return index
+    names = [stage.name for stage in plan.passes]
+    raise PlanRefused(f"no pass of plan {plan.name!r} makes a local model: none of {names} carries {PARAMS!r}")
+
+
+def local_graphs(plan: Plan, form: str) -> tuple[str, str]:
+    """The names of the graphs that local steps need. Raises PlanRefused as `local_pass`, or without the format."""
+    name = plan.passes[local_pass(plan)].name
+    if form not in plan.graphs:
+        raise PlanRefused(f"plan {plan.name!r} has graphs in {sorted(plan.graphs)}, this device runs {form!r}")
+    return begin_graph(name), loop_graph(plan.graphs[form], name)
+
+
+def divided(spec: ExampleSpec, columns: Arrays) -> tuple[Arrays, ...]:
+    """The examples to train on, and those to measure on, by the hash that holds out examples.
+
+    What the plan with this `spec` holds out is among the latter. Raises ExamplesError when either are fewer than LEAST.
+    """
+    share = SHARE if spec.hold_out is None else max(SHARE, spec.hold_out.share)
+    whole = replace(spec, hold_out=HoldOut(share))
+    kept = whole.kept(columns)
+    train, out = int(kept.sum()), int((~kept).sum())
+    if min(train, out) < LEAST:
+        raise ExamplesError(
+            "too-few-examples",
+            f"of {len(kept)} examples of collection {spec.collection!r}, {out} are left out to measure on and {train} "
+            f"remain to train on; a personal model needs {LEAST} of each",
+        )
+    return tuple({name: column[side] for name, column in columns.items()} for side in (kept, ~kept))
+
+
+def groups(count: int, batch_size: int) -> list[NDArray[np.int64]]:
+    """The indices of each group of `count` examples: all equally many, or one more, and none more than a batch."""
+    return np.array_split(np.arange(count), max(-(-count // batch_size), min(count, PAIRS)))
+
+
+def result_size(plan: Plan, count: int) -> int:
+    """Values of the result of `personalise`, with `count` examples left out."""
+    return plan.schema.size + 2 * len(groups(count, plan.passes[local_pass(plan)].loop.batch_size))
+
+
+def personalise(  # noqa: PLR0913  # one for each kind of input
+    plan: Plan,
+    graphs: Mapping[str, Executable],
+    broadcast: Mapping[str, Float32],
+    examples: Arrays,
+    left_out: Arrays,
+    key: StreamKey,
+    *,
+    frozen: Mapping[str, Frozen],
+    keep_going: Callable[[], bool],
+) -> TrainingResult:
+    """Measure the released parameters, take the plan's local steps from them over `examples`, and measure again.
+
+    graphs: those of `local_graphs`. broadcast: `params`, (D,), and no more. left_out: to measure on. The values of the
+    result are those of a `Measured`, one after the other. Raises as `execute`.
+    """
+    released, index = broadcast[PARAMS], local_pass(plan)
+    work = _Work(plan.passes[index], index, graphs, prefixed(FROZEN, frozen), keep_going)
+    try:
+        before = work.losses(released, left_out, key)
+    except PlanRefused as error:
+        words = f"the steps of plan {plan.name!r} do not run on {PARAMS!r} alone, which is all that a release holds"
+        raise PlanRefused(f"{words}: {error.detail}") from error
+    trained = work.sweep(work.runner(work.stage.loop, examples), released, examples, key)
+    params = trained.carry[PARAMS]
+    values = np.concatenate([params, before, work.losses(params, left_out, key)])
+    if not all_finite(values):
+        raise NonFiniteReport("the loss is not finite, or training on this device's examples diverged")
+    count = len(next(iter(examples.values())))
+    return TrainingResult(values, plan.report.weight(count), count, trained.steps)
+
+
+@dataclass(frozen=True, slots=True)
+class _Work:
+    """The graphs of the pass with the local steps, and what is the same in all of their runs."""
+
+    stage: PassPlan
+    index: int
+    graphs: Mapping[str, Executable]
+    frozen: Arrays
+    keep_going: Callable[[], bool]
+
+    def runner(self, loop: Loop, examples: Arrays) -> PassRunner:
+        """What runs the steps in another loop."""
+        many = steps_graph(self.stage.name) in self.graphs
+        return PassRunner(replace(self.stage, loop=loop), self.index, prefixed(EXAMPLE, examples), many=many)
+
+    def sweep(self, runner: PassRunner, params_D: Float32, examples: Arrays, key: StreamKey) -> PassResult:
+        """Run the steps from the given parameters."""
+        inputs = {**prefixed(BROADCAST, {PARAMS: params_D}), **self.frozen}
+        runner.begin(self.graphs[begin_graph(self.stage.name)], inputs)
+        step = self.graphs[loop_graph(self.graphs, self.stage.name)]
+        return runner.sweep(step, inputs, Local(prefixed(EXAMPLE, examples), key, self.keep_going))
+
+    def losses(self, params_D: Float32, examples: Arrays, key: StreamKey) -> Float32:
+        """The mean loss (G,) of each group of examples. Noise, such as dropout's, is the same for any parameters."""
+        size, metrics = self.stage.loop.batch_size, self.stage.metrics
+        runner = self.runner(Loop(batch_size=size, steps=1, shuffle=False), examples)
+        means = []
+        for number, rows in enumerate(groups(len(next(iter(examples.values()))), size)):
+            group = {name: column[rows] for name, column in examples.items()}
+            sums = self.sweep(runner, params_D, group, replace(key, slot=number)).metrics
+            means.append(sums[metrics.index("loss")] / sums[metrics.index("examples")])
+        return np.array(means, np.float32)
 
 
 class Limits(msgspec.Struct, frozen=True):

@@ -33,6 +33,6 @@ def footprint(plan: Plan, form: str, graphs: Mapping[BlobRef, bytes]) -> Footpri
 
 
 def measured_alone(folder: Path, form: str) -> subprocess.CompletedProcess[bytes]:
-    """A run of `device_runtime.footprint` for the plan in a folder, and its graphs of the format `form`."""
-    command = [sys.executable, "-m", "device_runtime.footprint", str(folder), form]
+    """A run of `device_runtime.capabilities` for the plan in a folder, and its graphs of the format `form`."""
+    command = [sys.executable, "-m", "device_runtime.capabilities", str(folder), form]
     return subprocess.run(command, capture_output=True, check=False)

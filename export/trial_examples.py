@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from msgspec import UNSET
 
-from device_runtime.footprint import random_field
+from device_runtime.capabilities import random_field
 from export.errors import ExportError, InvalidModel, reason
 from export.model import Model, ModelSpec
 from fedcore.plan import Field

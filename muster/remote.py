@@ -24,7 +24,7 @@ from fedcore.decoding import decoder
 from fedcore.errors import WireError
 from fedcore.release import Signed
 from fedcore.wire.problems import decode_problem
-from ingress.addresses import past_proxies
+from ingress.limits import past_proxies
 
 P = ParamSpec("P")
 T = TypeVar("T")

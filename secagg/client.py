@@ -25,9 +25,8 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from numpy.typing import NDArray
 
 from secagg import keys, packing
-from secagg.beacons import check_beacon
-from secagg.client_state import ClientStage, ClientState, Peer
-from secagg.credentials import NO_CREDENTIAL
+from secagg.client_state import AggregationPolicy, ClientStage, ClientState, Peer
+from secagg.encoding import MessageType
 from secagg.errors import (
     AlreadyRevealed,
     BadCiphertext,
@@ -40,13 +39,11 @@ from secagg.errors import (
     SelfMismatch,
     TooFewNeighbours,
 )
-from secagg.graph import NeighbourGraph
-from secagg.invite import ACTIVE, Invite
-from secagg.keys import KEY_BYTES, PairKey
+from secagg.graph import NeighbourGraph, climb, sha256
+from secagg.keys import KEY_BYTES, NO_CREDENTIAL, PairKey
 from secagg.masking import LITTLE, add_masks
-from secagg.merkle import climb, sha256
-from secagg.message_type import MessageType
 from secagg.messages import (
+    ACTIVE,
     SHARE_BYTES,
     UNSIGNED,
     Advertise,
@@ -55,15 +52,16 @@ from secagg.messages import (
     Confirmations,
     Deliver,
     Included,
+    Invite,
     Masked,
     Roster,
     RosterEntry,
     SessionResult,
     Shares,
     Survivors,
+    check_beacon,
 )
 from secagg.parameters import GraphParameters
-from secagg.policy import AggregationPolicy
 from secagg.session import check_advertisement, check_distinct, commitment, pair_mask, self_mask, session_id
 from secagg.shamir import PRIME, split
 
@@ -73,7 +71,7 @@ class SessionInput:
     """The input of a device to a session, which is also the session's first state.
 
     vector: float32 (D,). weight: an integer, 0 … w_max. model_hash, layout_hash: of the model and the
-    layout that the device holds, 32 bytes each. credential: the device's own, as `secagg.credentials` has it.
+    layout that the device holds, 32 bytes each. credential: the device's own, as `secagg.keys` has it.
     last_round: the greatest round of the task for which the device ever answered. now: the device's time, in seconds
     since 1970; its peers' credentials must be valid then. 0 if its clock cannot be trusted.
     """

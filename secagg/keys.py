@@ -1,6 +1,9 @@
-"""Keys, signatures and boxes, all made with `cryptography`. Spec: docs/spec/secagg.md §1, §6."""
+"""Keys, signatures, boxes and credentials, all made with `cryptography`. Spec: docs/spec/secagg.md §1, §6."""
 
 from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import lru_cache
 
 from cryptography.exceptions import InvalidSignature, InvalidTag
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
@@ -9,7 +12,8 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
-from secagg.errors import BadCiphertext, BadPoint, BadSignature
+from secagg.encoding import Reader
+from secagg.errors import BadCiphertext, BadPoint, BadSignature, ExpiredCredential
 
 FIELD_PRIME = 2**255 - 19
 NO_CONTEXT = bytes(32)
@@ -101,3 +105,74 @@ def open_box(key: bytes, box: bytes, sid: bytes, sender: int, receiver: int) -> 
         raise BadCiphertext(
             f"the box from position {sender} does not open: it was altered, or sealed for another", [sender]
         ) from error
+
+
+DEVICE_BYTES, SIGNATURE_BYTES = 16, 64
+CREDENTIAL_BYTES = DEVICE_BYTES + 8 + SIGNATURE_BYTES
+NO_CREDENTIAL = bytes(CREDENTIAL_BYTES)
+
+
+@dataclass(frozen=True, slots=True)
+class Credential:
+    """An authority's signature over a device's key, the device's id (16 bytes) and a time.
+
+    expires: the last second, since 1970, at which it is valid.
+    """
+
+    device: bytes
+    expires: int
+    signature: bytes = bytes(SIGNATURE_BYTES)
+
+    def encode(self) -> bytes:
+        """The credential as M1 carries it."""
+        return self.device + self.expires.to_bytes(8, "little") + self.signature
+
+    @classmethod
+    def decode(cls, data: bytes) -> Credential:
+        """The inverse of `encode`. Raises Malformed."""
+        with Reader(data, "the credential") as reader:
+            return cls(reader.take(DEVICE_BYTES), reader.integer(8), reader.take(SIGNATURE_BYTES))
+
+    def body(self, id_: bytes) -> bytes:
+        """The bytes that are signed, for a device's key."""
+        return id_ + self.device + self.expires.to_bytes(8, "little")
+
+
+def issue(authority: Ed25519PrivateKey, id_: bytes, device: bytes, expires: int) -> bytes:
+    """The credential of a device for its key `id_`. The authority has checked that the device holds the key."""
+    unsigned = Credential(device, expires)
+    return replace(unsigned, signature=sign(authority, "credential", NO_CONTEXT, unsigned.body(id_))).encode()
+
+
+def check_credential(authority: bytes, id_: bytes, credential: bytes, until: int) -> Credential:
+    """The credential, if the authority (a 32-byte public key) issued it for this key and it is valid until `until`.
+
+    Raises Malformed, BadSignature or ExpiredCredential.
+    """
+    decoded = _check_signature(authority, id_, credential)
+    if decoded.expires < until:
+        raise ExpiredCredential(
+            f"the credential of {id_.hex()[:12]}… ended at {decoded.expires}, and must be good until {until}"
+        )
+    return decoded
+
+
+@lru_cache(maxsize=4096)
+def _check_signature(authority: bytes, id_: bytes, credential: bytes) -> Credential:
+    """The credential, if the authority signed it. Valid ones are cached, as the same devices meet in many rounds."""
+    decoded = Credential.decode(credential)
+    verify(authority, decoded.signature, "credential", NO_CONTEXT, decoded.body(id_))
+    return decoded
+
+
+def prove_possession(key: Ed25519PrivateKey, about: bytes, created: int) -> bytes:
+    """A signature (64 bytes) that proves to the authority that a device holds its key for secure aggregation.
+
+    about: the digest, 32 bytes, of the key that signs the request; created: when that was signed.
+    """
+    return sign(key, "possession", about, created.to_bytes(8, "little"))
+
+
+def check_possession(id_: bytes, proof: bytes, about: bytes, created: int) -> None:
+    """Raise BadSignature unless the key's holder made the proof for exactly that request."""
+    verify(id_, proof, "possession", about, created.to_bytes(8, "little"))

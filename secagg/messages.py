@@ -1,4 +1,4 @@
-"""Messages of a session, from M1 on, each with its one encoding. Spec: docs/spec/secagg.md §4.
+"""Messages of a session, from the invitation on, each with its one encoding. Spec: docs/spec/secagg.md §4.
 
 `encode` gives the bytes; `decode` refuses, with Malformed, any bytes that `encode` cannot give. This module checks the
 form of a message; the receiver checks the values.
@@ -6,17 +6,128 @@ form of a message; the receiver checks the values.
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import isfinite
 from typing import ClassVar, Self
 
-from secagg.beacons import BEACON_BYTES
-from secagg.credentials import CREDENTIAL_BYTES, DEVICE_BYTES, SIGNATURE_BYTES
-from secagg.encoding import DIGEST_BYTES, Reader, ascending, bitmap, head, open_message
-from secagg.errors import Malformed
-from secagg.keys import KEY_BYTES, u32
-from secagg.merkle import depth, sha256
-from secagg.message_type import MessageType
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from secagg import keys
+from secagg.encoding import DIGEST_BYTES, MessageType, Reader, ascending, bitmap, head, open_message
+from secagg.errors import GraphMismatch, Malformed, UnsupportedSuite
+from secagg.graph import depth, sha256
+from secagg.keys import CREDENTIAL_BYTES, DEVICE_BYTES, KEY_BYTES, SIGNATURE_BYTES, u32
+from secagg.packing import PackedSegment
+from secagg.parameters import GraphParameters
+
+BEACON_BYTES = SIGNATURE_BYTES
+NO_BEACON = bytes(BEACON_BYTES)
+
+
+def draw_beacon(authority: Ed25519PrivateKey, invite_hash: bytes, chosen: GraphParameters, root: bytes) -> bytes:
+    """The beacon of a roster, 64 bytes: the same at every draw, and unpredictable before the first."""
+    return keys.sign(authority, "beacon", invite_hash, _body(chosen, root))
+
+
+def check_beacon(
+    authority: bytes | None, beacon: bytes, invite_hash: bytes, chosen: GraphParameters, root: bytes
+) -> None:
+    """Raise BadSignature unless the authority (a public key of 32 bytes; None trusts the server) drew the beacon.
+
+    Raises GraphMismatch for any beacon if all devices are neighbours of each other.
+    """
+    if chosen.complete:
+        if beacon != NO_BEACON:
+            raise GraphMismatch("there is a beacon, and everyone is everyone's neighbour: nothing was to be drawn")
+    elif authority is not None:
+        keys.verify(authority, beacon, "beacon", invite_hash, _body(chosen, root))
+
+
+def _body(chosen: GraphParameters, root: bytes) -> bytes:
+    """The signed bytes. They include n and k, which also decide the neighbours: else a server could try several."""
+    return u32(chosen.n, chosen.k, chosen.t) + root
+
+
+SUITE = 1
+HONEST, ACTIVE = 0, 1
+SEGMENT_TERMS = struct.Struct("<IBBBdddI")
+INVITE_TERMS = struct.Struct("<BB32sQQIII32s32sH")
+
+
+@dataclass(frozen=True, slots=True)
+class Invite:
+    """M0. The terms of a session: segments to sum, number of devices, round.
+
+    `deadline` is in Unix seconds: credentials must be valid until then.
+    """
+
+    mode: int
+    task: bytes
+    round: int
+    deadline: int
+    n_max: int
+    min_sum: int
+    w_max: int
+    layout_hash: bytes
+    model_hash: bytes
+    segments: tuple[PackedSegment, ...]
+
+    TYPE: ClassVar = MessageType.INVITE
+
+    @property
+    def noisy(self) -> bool:
+        """Whether devices add noise to their vectors."""
+        return any(segment.noise for segment in self.segments)
+
+    def body(self) -> bytes:
+        """The message without its signature."""
+        terms = INVITE_TERMS.pack(
+            SUITE, self.mode, self.task, self.round, self.deadline, self.n_max, self.min_sum, self.w_max,
+            self.layout_hash, self.model_hash, len(self.segments),
+        )  # fmt: skip
+        return head(self.TYPE) + terms + b"".join(_pack(segment) for segment in self.segments)
+
+    @property
+    def hash(self) -> bytes:
+        """invite_hash, which M1 and sid depend on."""
+        return sha256(self.body())
+
+    @classmethod
+    def decode(cls, data: bytes) -> tuple[Invite, bytes]:
+        """The invitation and its signature."""
+        with open_message(data, cls.TYPE, "the invitation") as reader:
+            (
+                suite, mode, task, number, deadline, n_max, min_sum, w_max, layout_hash, model_hash, count,
+            ) = INVITE_TERMS.unpack(reader.take(INVITE_TERMS.size))  # fmt: skip
+            if suite != SUITE:
+                raise UnsupportedSuite(f"the invitation asks for suite {suite}; this end knows {SUITE}: update it")
+            if mode not in {HONEST, ACTIVE}:
+                raise Malformed(f"mode {mode} does not exist")
+            if w_max == 0:
+                raise Malformed("a greatest weight of 0 has no meaning")
+            segments = tuple(_unpack(reader.take(SEGMENT_TERMS.size)) for _ in range(count))
+            signature = reader.take(SIGNATURE_BYTES)
+        invite = cls(
+            mode, task, number, deadline, n_max, min_sum, w_max, layout_hash, model_hash, segments
+        )  # fmt: skip
+        return invite, signature
+
+
+def _pack(segment: PackedSegment) -> bytes:
+    return SEGMENT_TERMS.pack(
+        segment.size, segment.field_bits, segment.in_bits, segment.weighted,
+        segment.low, segment.high, segment.norm, segment.noise,
+    )  # fmt: skip
+
+
+def _unpack(data: bytes) -> PackedSegment:
+    size, field_bits, in_bits, weighted, low, high, norm, noise = SEGMENT_TERMS.unpack(data)
+    if weighted > 1 or field_bits == 0 or not all(isfinite(value) for value in (low, high, norm)):
+        raise Malformed("a segment has a flag, a width or a range that does not exist")
+    return PackedSegment(size, field_bits, in_bits, low, high, norm, bool(weighted), noise)
+
 
 SHARE_BYTES, BOX_BYTES = 32, 80
 UNSIGNED = bytes(SIGNATURE_BYTES)

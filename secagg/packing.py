@@ -10,7 +10,7 @@ from math import isfinite
 import numpy as np
 from numpy.typing import NDArray
 
-from secagg import noise
+from secagg import masking as noise
 from secagg.errors import BadInput, HeadroomError, SumOutOfRange, UnmaskCheckFailed
 from secagg.masking import Keystream, Words
 

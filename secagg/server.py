@@ -33,8 +33,7 @@ from dataclasses import replace
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from secagg import keys, packing, parameters
-from secagg.beacons import BEACON_BYTES, NO_BEACON, check_beacon
-from secagg.complaints import leave_out
+from secagg.encoding import DEVICE_MESSAGES, MessageType
 from secagg.errors import (
     BadShare,
     BadSignature,
@@ -45,16 +44,15 @@ from secagg.errors import (
     OutOfOrder,
     PolicyViolation,
 )
-from secagg.graph import NeighbourGraph
-from secagg.invite import ACTIVE, Invite
-from secagg.masked_sum import ExpectedVector, MaskedSum, no_words
+from secagg.graph import EMPTY, NeighbourGraph, Tree, hash_of
 from secagg.masking import Words
-from secagg.merkle import EMPTY, Tree, hash_of
-from secagg.message_type import DEVICE_MESSAGES, MessageType
 from secagg.messages import (
     ABORTED,
+    ACTIVE,
+    BEACON_BYTES,
     DONE,
     KEY_SHARE,
+    NO_BEACON,
     SEED_SHARE,
     UNSIGNED,
     Advertise,
@@ -63,19 +61,32 @@ from secagg.messages import (
     Confirmations,
     Deliver,
     Included,
+    Invite,
     Roster,
     RosterEntry,
     SessionResult,
     Shares,
     Survivors,
     Unmask,
+    check_beacon,
     survivors_digest,
 )
-from secagg.parameters import GraphParameters
-from secagg.session import check_advertisement, check_distinct, names_of, session_id
-from secagg.session_phase import PhaseEnd, SessionPhase
+from secagg.parameters import GraphParameters, leave_out
+from secagg.session import (
+    ExpectedVector,
+    MaskedSum,
+    PhaseEnd,
+    RevealedShares,
+    SessionPhase,
+    UnmaskedSum,
+    Unmasking,
+    check_advertisement,
+    check_distinct,
+    names_of,
+    no_words,
+    session_id,
+)
 from secagg.shamir import PRIME
-from secagg.unmasking import RevealedShares, UnmaskedSum, Unmasking
 
 
 class Server:

@@ -54,7 +54,7 @@ def footprint_fork_server():
 def serve():
     """Measure in a forked process what each line of standard input names, and say its exit code."""
     import device_runtime.backends.onnxruntime
-    import device_runtime.footprint
+    import device_runtime.capabilities
 
     for line in sys.stdin:
         folder, form, libraries = json.loads(line)
@@ -65,7 +65,7 @@ def serve():
             if libraries is not None:
                 os.environ[FOLDER] = libraries
             sys.argv = ["footprint", folder, form]
-            os._exit(_code_of(device_runtime.footprint.main))
+            os._exit(_code_of(device_runtime.capabilities.main))
         print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
 
 

@@ -20,8 +20,8 @@ from tests.tree import ROOT
 
 PROGRAM = "from tests.forked import serve; import sys; serve(int(sys.argv[1]), sys.argv[2:])"
 DEVICE = (
-    "device_runtime.protocol.secure device_runtime.backends.onnxruntime device_runtime.examples.npz encodings.idna "
-    "device_runtime.conditions.linux device_runtime.sandbox device_runtime.models.model muster.commands.device"
+    "device_runtime.protocol.secure device_runtime.backends.onnxruntime device_runtime.examples.source encodings.idna "
+    "device_runtime.conditions device_runtime.sandbox device_runtime.models.model muster.commands.device"
 )
 """What the process of a device loads."""
 COMMAND = f"{DEVICE} coordinator.server coordinator.store.tasks muster.app muster.tables"

@@ -39,7 +39,7 @@ for _ in range(int(sys.argv[1])):
     for name in [name for name in sys.modules if name.partition(".")[0] in ("fedcore", "device_runtime")]:
         del sys.modules[name]
     wire, plan = map(importlib.import_module, ("fedcore.wire.messages", "fedcore.plan"))
-    answers = importlib.import_module("device_runtime.protocol.answers")
+    answers = importlib.import_module("device_runtime.protocol.call")
     policy = importlib.import_module("device_runtime.permission.policy")
     problem = answers.Answer(500, {"content-type": "application/problem+json"}, first["Problem"])
     at_once(lambda: plan.Plan.decode(first["Plan"]))

@@ -28,7 +28,7 @@ from fedcore.wire.problems import PROBLEMS
 from muster.app import app
 from muster.commands.device import parser as device_parser
 from muster.python.operating import Task
-from secagg.invite import Invite
+from secagg.messages import Invite
 from simulator.fleet.profile import Kind
 from tests.tree import ROOT, files
 from tools.make_algorithm_pages import PICTURES, documents, pictures

@@ -18,7 +18,7 @@ from coordinator.metrics import Metrics
 from coordinator.rules.entities import Device
 from coordinator.store.tasks import CoordinatorStore
 from fedcore.wire.signatures import PublicKey, SignableRequest, Signature
-from ingress.rate_limit import RateLimit
+from ingress.limits import RateLimit
 from ingress.signed_requests import Signed, named_key, read, signer_of
 
 KEYS = 1 << 16

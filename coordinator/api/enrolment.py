@@ -18,8 +18,8 @@ from coordinator.rules.audit import Action
 from coordinator.store.tasks import CoordinatorStore
 from fedcore.wire.messages import AttestationEvidence, Enrol, Enrolled, HeldCredential, SecaggParties
 from fedcore.wire.signatures import device_id
-from secagg.credentials import check_credential
 from secagg.errors import SecaggError
+from secagg.keys import check_credential
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,8 +11,7 @@ from contextlib import contextmanager
 from coordinator.errors import TooLarge, TooManyRequests, Unavailable
 from coordinator.settings import Settings
 from ingress.connection import memory_of
-from ingress.newcomers import Newcomers
-from ingress.rate_limit import RateLimit
+from ingress.limits import Newcomers, RateLimit
 
 DRAWN_AT_ONCE = 4
 """Answers to operators that are made at a time, and parts of live pages: they take a few of the threads and of the

@@ -35,7 +35,7 @@ from coordinator.rules.masked_shares import (
     encode_news,
 )
 from secagg.errors import SecaggError
-from secagg.masked_sum import ExpectedVector, MaskedSum, no_words
+from secagg.session import ExpectedVector, MaskedSum, no_words
 
 _LOG = logging.getLogger(__name__)
 MASKED = "/replicas/masked"

@@ -18,8 +18,8 @@ from coordinator.api.limits import DRAWN_AT_ONCE, Limits, admit
 from coordinator.errors import MalformedMessage, TooManyRequests, Unavailable
 from coordinator.metrics import Metrics
 from fedcore.wire.messages import RetryWindow
-from ingress.addresses import caller_of
 from ingress.connection import RECEIVE_INTO, Body, ReceiveInto
+from ingress.limits import caller_of
 
 _LOG = logging.getLogger(__name__)
 _ASSIGNMENT = re.compile("/v1/assignments/([^/:]+)")

@@ -16,7 +16,7 @@ from fedcore.quantisation import upload_bytes
 from fedcore.release import SumBounds
 from fedcore.report import ReportLayout
 from secagg.errors import HeadroomError
-from secagg.noise import RARE_BITS
+from secagg.masking import RARE_BITS
 from secagg.packing import (
     MOST_FIELD_BITS,
     WORD_BITS,

@@ -21,7 +21,7 @@ from fedcore.wire import messages
 from fedcore.wire.messages import DrawnBeacon, RequestBeacon
 from fedcore.wire.problems import PROBLEM_FIELD
 from fedcore.wire.signatures import DIGEST, PublicKey, SignableRequest, Signer, content_digest
-from ingress.addresses import past_proxies
+from ingress.limits import past_proxies
 
 _THREADS = 4
 _TIMEOUT_S = 10.0

@@ -17,11 +17,9 @@ from coordinator.errors import BeaconUnavailable
 from coordinator.secure.remote_uploads import RemoteUploads
 from fedcore.wire.messages import RequestBeacon
 from secagg.errors import BadShare, BadVector, BelowThreshold, SecaggError, SumOutOfRange
-from secagg.masked_sum import ExpectedVector
 from secagg.masking import Words
 from secagg.server import Server
-from secagg.session_phase import PhaseEnd, SessionPhase
-from secagg.unmasking import UnmaskedSum, Unmasking
+from secagg.session import ExpectedVector, PhaseEnd, SessionPhase, UnmaskedSum, Unmasking
 
 _LOG = logging.getLogger(__name__)
 

@@ -33,13 +33,12 @@ from fedcore.masking import join_weight
 from fedcore.report import ReportLayout
 from fedcore.signing import SigningKey
 from fedcore.succession import Succession
+from secagg.encoding import MessageType
 from secagg.errors import SecaggError
-from secagg.invite import Invite
-from secagg.masked_sum import ExpectedVector
 from secagg.masking import Words
-from secagg.message_type import MessageType
+from secagg.messages import Invite
 from secagg.server import Server
-from secagg.session_phase import SessionPhase
+from secagg.session import ExpectedVector, SessionPhase
 
 _OF_FAILURES = (Abandon("sum-out-of-range"), Abandon("no-beacon"), Abandon("secagg-failed"))
 """What becomes of a round for the failures of its groups, the gravest first."""

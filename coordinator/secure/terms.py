@@ -10,7 +10,7 @@ from coordinator.rules.task_settings import PHASES_AFTER_TRAINING, Secagg, TaskS
 from fedcore.masking import greatest_weight, layout_hash, model_hash, session_number, task_hash
 from fedcore.plan import Plan
 from fedcore.wire.messages import Assignment
-from secagg.invite import ACTIVE, Invite
+from secagg.messages import ACTIVE, Invite
 
 
 def invitation(

@@ -9,7 +9,7 @@ import signal
 import threading
 from concurrent.futures import BrokenExecutor, Future, ProcessPoolExecutor, ThreadPoolExecutor
 
-from secagg.unmasking import UnmaskedSum, Unmasking
+from secagg.session import UnmaskedSum, Unmasking
 
 MOST_PROCESSES = 8
 _LOG = logging.getLogger(__name__)

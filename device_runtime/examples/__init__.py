@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from device_runtime.examples.collection import Collection, Retention
-from device_runtime.examples.files import import_file
-from device_runtime.examples.npz import NpzFile
-from device_runtime.examples.source import ExampleSource, invalid
-from device_runtime.examples.store import FILE, Appended, ExampleStore, Holding
-from device_runtime.state.sealing import KeyStore
+from device_runtime.examples.database import Collection, Retention
+from device_runtime.examples.source import ExampleSource, NpzFile, invalid
+from device_runtime.examples.store import FILE, Appended, ExampleStore, Holding, import_file
+from device_runtime.state.folder import KeyStore
 
 __all__ = [
     "Appended",

@@ -1,23 +1,179 @@
-"""A model for the app: predictions in the app's own process, from the last version that was taken. docs/device.md."""
+"""A model for the app: predictions in the app's own process, and its personal version."""
 
 from __future__ import annotations
 
 import threading
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import msgspec
 from numpy.typing import NDArray
 
 from device_runtime.backends import open_backend
+from device_runtime.backends.backend import Backend
 from device_runtime.config import DeviceConfig
-from device_runtime.errors import ConfigError, ModelClosed, NoModel
-from device_runtime.models.kept import kept_version
-from device_runtime.models.version import Inputs, Version
-from fedcore.errors import BadRelease
-from fedcore.model_release import check_model_name
+from device_runtime.errors import (
+    STOPS,
+    ConfigError,
+    DeviceError,
+    ModelClosed,
+    ModelRefused,
+    NoModel,
+    NotAllowedNow,
+    PolicyForbids,
+    plain,
+)
+from device_runtime.examples import open_examples
+from device_runtime.models.refresh import Held, held
+from device_runtime.models.version import Inputs, Parts, Version, kept_parts, kept_version, load
+from device_runtime.monitor import Monitor, SessionRecord
+from device_runtime.state.records import KeptVersion
+from device_runtime.texts import Texts
+from device_runtime.trainer import Job, Limits, Measured, divided, local_graphs
+from fedcore import checkpoint
+from fedcore.batching import StreamKey
+from fedcore.errors import BadRelease, FedcoreError
+from fedcore.model_release import check_model_name, decode_model_release
+from fedcore.params import VectorSpec
+from fedcore.plan import PARAMS, BlobRef
 
-if TYPE_CHECKING:
-    from device_runtime.models.personalise import Personalised
+KEY = StreamKey(0, 0, 0)
+"""Of the order of examples: the same examples give the same model, so nobody tries until chance says that one helps."""
+
+
+@dataclass(frozen=True, slots=True)
+class Personalised:
+    """What became of a personal model.
+
+    version: the released one that it was made from. before, after: the mean loss on the `left_out` examples, at the
+    released and at the personal parameters, which were trained on `examples`. kept: whether the personal ones are used
+    from now on; else the released ones are.
+    """
+
+    version: int
+    before: float
+    after: float
+    examples: int
+    left_out: int
+    kept: bool
+
+
+def personalised(config: DeviceConfig, name: str, backend: Backend) -> tuple[Version, Personalised]:
+    """Train the kept version on this device's examples: the version to use from now on, and how it came out."""
+    with held(config, name, backend) as holder:
+        return _Personalising(holder).run()
+
+
+def released(config: DeviceConfig, name: str, backend: Backend) -> tuple[Version | None, bool]:
+    """Delete personal parameters: the version as it was released, if it can be had, and whether there were any."""
+    with held(config, name, backend) as holder:
+        dropped = holder.forget("the app asked for it")
+    return kept_version(config, name, backend), dropped
+
+
+class _Personalising:
+    """One training of one model, by the holder of the state folder. In the journal it is an entry of its own."""
+
+    def __init__(self, holder: Held) -> None:
+        self._held, self._config = holder, holder.config
+        holder.trainer = self._trainer = self._config.trainer(self._config.backend)
+        where = self._config.coordinator, self._config.population
+        self._record = SessionRecord(holder.journal, holder.spending, holder.transport, *where)
+        self._monitor = Monitor(self._config, holder.clock, holder.guard, self._record)
+
+    def run(self) -> tuple[Version, Personalised]:
+        """Everything from the owner's policy to the version."""
+        self._record.note(task=f"model {self._held.name}")
+        try:
+            version, outcome = self._made()
+        except DeviceError as error:
+            self._record.fail(error)
+            self._record.close(outcome="not-now" if isinstance(error, PolicyForbids | NotAllowedNow) else "failed")
+            raise
+        except STOPS:
+            self._record.close(outcome="stopped")
+            raise
+        finally:
+            self._held.trim()
+        used = "kept" if outcome.kept else "not kept"
+        losses = f"loss {outcome.before:.6g} before and {outcome.after:.6g} after"
+        self._record.close(
+            outcome="personalised",
+            detail=f"version {outcome.version}, {losses}, on {outcome.left_out} examples left out: {used}",
+        )
+        return version, outcome
+
+    def _made(self) -> tuple[Version, Personalised]:
+        holder, backend = self._held, self._held.backend
+        holder.guard.check_address(self._config.coordinator)
+        holder.guard.check_in(self._config.population, self._trainer.format)
+        self._monitor.keep_going()
+        current = holder.store.get().current
+        if current is None:
+            raise NoModel(f"no version of model {holder.name!r} is here yet: refresh() fetches one")
+        parts = kept_parts(self._config, current, backend)
+        release = decode_model_release(current.release.text)
+        self._record.write(plan=plain(parts.plan.name), plan_sha256=release.plan.sha256)
+        try:
+            job, limits = self._job(parts, current, release.plan.size + release.parameters.size)
+            result = self._trainer.train(job, limits, self._monitor.keep_going)
+        finally:
+            self._record.know(compute_s=holder.guard.seconds)
+        self._record.note(examples=result.examples, steps=result.steps)
+        return self._judged(parts, job, Measured.of(job.plan, result))
+
+    def _job(self, parts: Parts, current: KeptVersion, received_bytes: int) -> tuple[Job, Limits]:
+        """The work, after the policy's limits, with graphs that are fetched if they are not here; what it may use."""
+        holder, plan, form = self._held, parts.plan, self._trainer.format
+        refs = {name: plan.graphs[form][name] for name in local_graphs(plan, form)}
+        missing = sum(ref.size for ref in refs.values() if not holder.cache().holds(ref))
+        source = open_examples(self._config.examples, self._config.keystore)
+        to_move = holder.transport.bytes_moved + missing
+        holder.guard.check_plan(plan, form, source.count, received_bytes=received_bytes, to_move=to_move)
+        whole = msgspec.structs.replace(plan.examples, hold_out=None)
+        texts = Texts(holder.cache().get, self._trainer, holder.guard.limits(), self._monitor.keep_going)
+        train, left_out = divided(plan.examples, source.load(whole, tokenize=texts.tokenize))
+        try:
+            job = Job(
+                plan=plan,
+                graphs=self._graphs(refs, current),
+                broadcast=checkpoint.decode(parts.parameters, (VectorSpec(PARAMS, plan.schema.size),)),
+                examples=train,
+                left_out=left_out,
+                key=KEY,
+                frozen=parts.frozen,
+            )
+        except FedcoreError as error:
+            raise ModelRefused(str(error)) from error
+        return job, texts.left
+
+    def _graphs(self, refs: Mapping[str, BlobRef], current: KeptVersion) -> dict[str, bytes]:
+        """The graphs of local steps, which stay from now on, so that this needs no network again."""
+        holder, cache = self._held, self._held.cache()
+        holder.identify()
+        graphs = {name: cache.get(ref) for name, ref in refs.items()}
+        more = {ref.sha256 for ref in refs.values()} - set(current.blobs)
+        if more:
+            cache.settle(more)
+            current = msgspec.structs.replace(current, blobs=(*current.blobs, *sorted(more)))
+            holder.store.put(msgspec.structs.replace(holder.store.get(), current=current))
+        return graphs
+
+    def _judged(self, parts: Parts, job: Job, measured: Measured) -> tuple[Version, Personalised]:
+        """The version to use from now on: personal, and stored so, if it is better."""
+        own = checkpoint.encode({PARAMS: measured.params})
+        if measured.is_better:
+            version = load(replace(parts, parameters=own, personal=True), self._held.backend)
+            version.try_out()
+            self._held.personal.put(parts.release, own)
+        else:
+            version = load(parts, self._held.backend)
+            self._held.personal.drop()
+        count = len(next(iter(job.left_out.values())))
+        before, after = measured.means(job.plan, count)
+        return version, Personalised(parts.number, before, after, job.count, count, measured.is_better)
 
 
 class Model:
@@ -90,7 +246,6 @@ class Model:
         NoModel, ExamplesError where there are too few, PlanRefused for a plan whose devices make no model of their own,
         StateInUse, and any other DeviceError as a session's outcome would name it; then all stays as it was.
         """
-        from device_runtime.models.personalise import personalised
 
         with self._refreshing:
             self._check_open()
@@ -103,7 +258,6 @@ class Model:
 
         Raises StateInUse while a session, a refresh or a training holds the state folder.
         """
-        from device_runtime.models.personalise import released
 
         with self._refreshing:
             self._check_open()

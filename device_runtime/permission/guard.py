@@ -1,4 +1,4 @@
-"""The guard: it checks the owner's policy before anything runs. The rules: docs/device.md.
+"""The guard: it checks the owner's policy before anything runs, and chooses among offered tasks.
 
 The coordinator receives only the name of a broken rule. The value and the limit stay in the outcome.
 """
@@ -7,23 +7,43 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import NoReturn, Protocol
 
 import numpy as np
 
 from device_runtime.errors import PlanRefused, PolicyForbids
+from device_runtime.examples import ExampleSource
 from device_runtime.permission.policy import Policy
 from device_runtime.permission.releases import Releases
 from device_runtime.state.assignment import StoredAssignment
-from device_runtime.state.spending import Spent
+from device_runtime.state.records import Spent
 from device_runtime.trainer import Limits
+from fedcore.conditions import Conditions
 from fedcore.errors import BadSignature, InvalidKey
 from fedcore.model_release import ModelRelease
 from fedcore.params import FLOAT_BYTES
 from fedcore.plan import MOST_PLAN_BYTES, Field, Plan, PredictPlan
 from fedcore.signing import verify
-from fedcore.wire.messages import Assignment
+from fedcore.wire.messages import Assignment, Offer
+
+
+def acceptable_tasks(
+    offers: Sequence[Offer], examples: ExampleSource, now: Conditions, shows: Callable[[str], bool]
+) -> tuple[str, ...]:
+    """The tasks whose rules all hold, in the order of the offers. Raises ExamplesError.
+
+    shows: whether the owner lets a coordinator know of a collection. Any other is treated as missing.
+    """
+    return tuple(offer.task for offer in offers if not offer.unmet(now) and _enough(offer, examples, shows))
+
+
+def _enough(offer: Offer, examples: ExampleSource, shows: Callable[[str], bool]) -> bool:
+    if not shows(offer.collection):
+        return not (offer.min_examples or offer.min_recent_examples)
+    count, age_s = examples.count(offer.collection), offer.max_example_age_s
+    recent = count if age_s is None else examples.count_recent(offer.collection, age_s)
+    return count >= offer.min_examples and recent >= offer.min_recent_examples
 
 
 class Usage(Protocol):

@@ -1,4 +1,4 @@
-"""Releases: this device's demands on a secure round before it trains. Spec: docs/spec/plan.md §9.
+"""Releases: a device's demands on a secure round and on a model before it takes part or fetches.
 
 A secure round hides a report among others, but the plan decides what is in the report. So a key that the owner's policy
 names must have released the plan, its first checkpoint and the parameters of sums. Every later checkpoint must descend
@@ -9,20 +9,23 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import NoReturn
 
 from msgspec import UNSET
 
 from device_runtime.clock import Clock
-from device_runtime.errors import PlanRefused
+from device_runtime.errors import ModelRefused, PlanRefused
 from device_runtime.permission.policy import Policy
 from device_runtime.state.database import StateDatabase
+from device_runtime.state.records import ModelStore
 from fedcore import checkpoint
 from fedcore.errors import FedcoreError
+from fedcore.model_release import ModelRelease
 from fedcore.params import Float32
 from fedcore.release import LineageEntry, LogProof, Release, Signed, decode_entry, decode_head, decode_release
-from fedcore.signing import verified_entry, verified_head, verified_release
+from fedcore.signing import verified_entry, verified_head, verified_model_release, verified_release
 from fedcore.wire.messages import Assignment
-from secagg.merkle import climb, depth
+from secagg.graph import climb, depth
 
 _LOG = "require_release_log"
 
@@ -191,3 +194,42 @@ def _proven_head(release: Release, signed: Signed, proof: LogProof | None) -> Si
 
 def _refused(rule: str, why: str) -> PlanRefused:
     return PlanRefused(f"against {rule} of this device's policy", why)
+
+
+def signed_release(policy: Policy, signed: Signed) -> ModelRelease:
+    """The release, if a key that the policy names signed it; any key if it names none, as for plans of plain rounds.
+
+    Raises ModelRefused.
+    """
+    if policy.signers and signed.signer not in policy.signers:
+        raise ModelRefused(
+            "against signers of this device's policy",
+            f"the model release is signed by {signed.signer}, which the policy does not name",
+        )
+    try:
+        return verified_model_release(signed)
+    except FedcoreError as error:
+        raise ModelRefused(str(error)) from error
+
+
+def check_release(
+    release: ModelRelease, signer: str, name: str, population: str, *, store: ModelStore, now: float
+) -> None:
+    """Check a release for the model `name` of a population, and remember its counter. now: seconds since 1970.
+
+    Raises ModelRefused or StateError.
+    """
+    if release.population != population:
+        _refuse(f"it is for population {release.population!r}")
+    if release.name != name:
+        _refuse(f"it is for model {release.name!r}")
+    if release.expires_at is not UNSET and release.expires_at <= now:
+        _refuse("it has expired")
+    highest = store.highest(signer)
+    if release.counter < highest:
+        _refuse(f"its counter is {release.counter}; this device has seen {highest}")
+    store.see(signer, release.counter)
+
+
+def _refuse(why: str) -> NoReturn:
+    raise ModelRefused(f"the model release is refused: {why}")

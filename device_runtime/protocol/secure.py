@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 from device_runtime.errors import AlreadyRevealed, DeadlinePassed, Refused, ReportLost, SecaggRefused
-from device_runtime.phases import Phases
+from device_runtime.outcome import Phases
 from device_runtime.protocol.enrolment import Enrolments
 from device_runtime.protocol.transport import Transport
 from device_runtime.state.assignment import AssignmentStore, StoredAssignment
@@ -36,13 +36,12 @@ from fedcore.release import Release, Signed, SumBounds, decode_entry, decode_rel
 from fedcore.report import ReportLayout
 from fedcore.wire.messages import Assignment
 from secagg.client import Client, SessionInput
+from secagg.client_state import AggregationPolicy
+from secagg.encoding import MessageType
 from secagg.errors import SecaggError
-from secagg.invite import Invite
-from secagg.message_type import MessageType
-from secagg.messages import SessionResult
+from secagg.messages import Invite, SessionResult
 from secagg.packing import PackedSegment, with_noise
 from secagg.parameters import LEAST_COHORT, least_honest
-from secagg.policy import AggregationPolicy
 
 WAIT_S, PAUSE_S = 20.0, 0.2
 """The seconds that a request waits for a message, and the seconds between two requests."""

@@ -17,10 +17,8 @@ from urllib.parse import quote
 from msgspec import Struct
 
 from device_runtime.errors import BadAnswer, Refused, Unreachable
-from device_runtime.protocol import answers
-from device_runtime.protocol.answers import Answer
-from device_runtime.protocol.attempts import Attempts
-from device_runtime.protocol.call import BYTES, JSON, PARTIAL, TIMEOUT_S, BytesMoved, Call
+from device_runtime.protocol import call as answers
+from device_runtime.protocol.call import BYTES, JSON, PARTIAL, TIMEOUT_S, Answer, Attempts, BytesMoved, Call
 from device_runtime.protocol.connection import (
     Address,
     Carrier,

@@ -1,6 +1,6 @@
 """Confinement: the rights that a process permanently gives up before it reads a graph, as far as the system allows.
 
-docs/device.md, "Where graphs run"; why: docs/decisions/0030-sandbox.md.
+docs/device.md, "Where graphs run"; why: docs/decisions/0066-what-a-sandbox-gives-up.md.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 
 from device_runtime.errors import RuntimeFailed
-from device_runtime.sandbox import kernel, landlock, seccomp
+from device_runtime.sandbox import kernel
 from device_runtime.trainer import Limits, bound
 
 STACK_BYTES = 8 * 2**20
@@ -22,9 +22,9 @@ STACK_BYTES = 8 * 2**20
 def lacking() -> tuple[str, ...]:
     """The defences that this system lacks or that are not used on it; empty if the sandbox has all of them."""
     if sys.platform == "linux":
-        filtered, version = seccomp.offered(), landlock.version()
-        wanted = 1 if filtered else landlock.WHOLE  # the filter refuses what an older version leaves open
-        lacks = () if version >= wanted else (f"Landlock {landlock.WHOLE} (there is {version or 'none'})",)
+        filtered, version = kernel.seccomp_offered(), kernel.landlock_version()
+        wanted = 1 if filtered else kernel.WHOLE_LANDLOCK  # the filter refuses what an older version leaves open
+        lacks = () if version >= wanted else (f"Landlock {kernel.WHOLE_LANDLOCK} (there is {version or 'none'})",)
         return lacks if filtered else (*lacks, "seccomp")
     return ("a limit on memory",) if sys.platform == "darwin" else ("all but limits on descriptors, time and files",)
 
@@ -36,8 +36,8 @@ def confine(limits: Limits) -> None:
             bound(resource.RLIMIT_AS, _beside_data() + limits.memory_bytes)
         _give_up_paths()
         _limit(limits)
-        if sys.platform == "linux" and seccomp.offered():
-            seccomp.restrict()
+        if sys.platform == "linux" and kernel.seccomp_offered():
+            kernel.restrict_calls()
     except OSError as error:
         raise RuntimeFailed("the sandbox cannot be closed", str(error)) from error
 
@@ -48,8 +48,8 @@ def _give_up_paths() -> None:
         kernel.prctl(kernel.PR_SET_NO_NEW_PRIVS, 1)
         if os.geteuid() == 0:  # other users have no capabilities, and a filter around the device may refuse this call
             kernel.drop_capabilities()
-        if landlock.version():
-            landlock.restrict()
+        if kernel.landlock_version():
+            kernel.restrict_paths()
     elif sys.platform == "darwin":
         message = ctypes.c_char_p()  # <sandbox.h>: kSBXProfilePureComputation, SANDBOX_NAMED
         if ctypes.CDLL(None).sandbox_init(b"pure-computation", ctypes.c_uint64(1), ctypes.byref(message)):

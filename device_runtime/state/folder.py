@@ -1,15 +1,24 @@
-"""The state folder of a device: one session at a time, and files that are either complete or absent."""
+"""The state folder of a device: one session at a time; files complete or absent, keys, and sealed models."""
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
+import hashlib
 import os
+import secrets
 from collections.abc import Iterator
+from functools import cached_property
 from pathlib import Path
+from typing import Protocol
 
-from device_runtime.errors import StateError, StateInUse
-from fedcore.private_files import PARTIAL, write_private
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+from device_runtime.errors import KeyUnavailable, SealBroken, StateError, StateInUse
+from fedcore.private_files import PARTIAL, sync_folder, write_private
+from fedcore.release import Signed
 
 
 @contextlib.contextmanager
@@ -71,3 +80,149 @@ def _lock(lock: int, folder: Path) -> None:
         ) from error
     except OSError as error:
         raise StateError("the state folder cannot be locked", f"{folder}: {error}") from error
+
+
+KEY_BYTES, NONCE_BYTES = 32, 12
+OVERHEAD_BYTES = NONCE_BYTES + 16
+"""Bytes that sealing adds: the nonce before and the tag after."""
+
+
+class KeyStore(Protocol):
+    """The store of the sealing key. A host application implements it with the platform's own keystore."""
+
+    def key(self) -> bytes:
+        """32 random bytes, the same at every call. Raises KeyUnavailable while they are unavailable."""
+
+
+class KeyFile:
+    """A key in a file that only its owner may read, made on first use. For platforms without a keystore."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def key(self) -> bytes:
+        """The key in the file."""
+        try:
+            with contextlib.suppress(FileNotFoundError):
+                return self._path.read_bytes()
+            self._make()
+            return self._path.read_bytes()
+        except OSError as error:
+            raise KeyUnavailable("the file of the sealing key cannot be used", f"{self._path}: {error}") from error
+
+    def _make(self) -> None:
+        """Write the file atomically, unless another process was first."""
+        self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with contextlib.suppress(FileExistsError):
+            write_private(self._path, os.urandom(KEY_BYTES))
+
+
+class Sealer:
+    """Seals and opens bytes. Callers name the kind of data, so that sealed bytes cannot be used as another kind.
+
+    Every method raises KeyUnavailable.
+    """
+
+    def __init__(self, keys: KeyStore) -> None:
+        self._keys = keys
+
+    def seal(self, what: str, data: bytes) -> bytes:
+        """The data, encrypted and authenticated, and longer by OVERHEAD_BYTES."""
+        nonce = os.urandom(NONCE_BYTES)
+        return nonce + self._cipher.encrypt(nonce, data, what.encode())
+
+    def open(self, what: str, sealed: bytes) -> bytes:
+        """The data. Raises SealBroken when it was changed, is of another kind, or was sealed under another key."""
+        try:
+            return self._cipher.decrypt(sealed[:NONCE_BYTES], sealed[NONCE_BYTES:], what.encode())
+        except (InvalidTag, ValueError) as error:
+            raise SealBroken(f"the {what} was changed, or sealed under another key") from error
+
+    @cached_property
+    def _cipher(self) -> AESGCM:
+        key = self._keys.key()
+        if len(key) != KEY_BYTES:
+            raise KeyUnavailable(f"the sealing key has {len(key)} bytes, not {KEY_BYTES}: put the right one back")
+        return AESGCM(key)
+
+
+SECRET_BYTES = 32
+
+
+def device_key(folder: Path, sealer: Sealer) -> Ed25519PrivateKey:
+    """The key that signs this installation's requests, made at the first call.
+
+    Only for the holder of the state folder. Raises StateError, or KeyUnavailable when the sealing key is unavailable or
+    does not open the file; the file stays, since the right sealing key may come back.
+    """
+    return _kept(folder / "device-key", sealer)
+
+
+def secagg_key(folder: Path, sealer: Sealer) -> Ed25519PrivateKey:
+    """The key of this installation for secure aggregation. As `device_key`."""
+    return _kept(folder / "secagg-key", sealer)
+
+
+def _kept(path: Path, sealer: Sealer) -> Ed25519PrivateKey:
+    """The key whose sealed bytes are in a file."""
+    try:
+        key_bytes = sealer.open(path.name, path.read_bytes())
+    except FileNotFoundError:
+        key_bytes = secrets.token_bytes(SECRET_BYTES)
+        write_whole(path, sealer.seal(path.name, key_bytes))
+    except OSError as error:
+        raise StateError(f"the {path.name} file cannot be read", f"{path}: {error}") from error
+    except SealBroken as error:
+        raise KeyUnavailable(
+            f"the {path.name} file does not open: put back the sealing key that it was sealed under, or remove the "
+            "file, after which this is a new device",
+            str(path),
+        ) from error
+    return Ed25519PrivateKey.from_private_bytes(key_bytes)
+
+
+SUFFIX = ".personal"
+
+
+class PersonalStore:
+    """The personal parameters of one model of one population. Every method raises StateError."""
+
+    def __init__(self, folder: Path, sealer: Sealer, population: str, name: str) -> None:
+        named = hashlib.sha256(f"{population}\n{name}".encode()).hexdigest()
+        self._path = folder / f"{named}{SUFFIX}"
+        self._sealer = sealer
+
+    def get(self, release: Signed) -> bytes | None:
+        """The parameters that were made from this version, as a checkpoint; None without.
+
+        None too where they belong to another version, or the file was changed. Raises KeyUnavailable.
+        """
+        try:
+            return self._sealer.open(_what(release), self._path.read_bytes())
+        except (FileNotFoundError, SealBroken):
+            return None
+        except OSError as error:
+            raise StateError("personal parameters cannot be read", str(error)) from error
+
+    def put(self, release: Signed, parameters: bytes) -> None:
+        """Store the parameters that were made from a version, in the place of any. Raises KeyUnavailable."""
+        self._delete(f"{self._path.name}.*{PARTIAL}")
+        write_whole(self._path, self._sealer.seal(_what(release), parameters))
+
+    def drop(self) -> bool:
+        """Delete what is stored; whether there was anything. It stays deleted after a power cut."""
+        stored = self._path.exists()
+        self._delete(f"{self._path.name}*")  # and what a killed process left half written
+        return stored
+
+    def _delete(self, names: str) -> None:
+        try:
+            for path in self._path.parent.glob(names):
+                path.unlink()
+            sync_folder(self._path.parent)
+        except OSError as error:
+            raise StateError("personal parameters cannot be deleted", str(error)) from error
+
+
+def _what(release: Signed) -> str:
+    return f"personal parameters from model release {release.digest}"

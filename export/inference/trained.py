@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from device_runtime import backends
-from device_runtime.footprint import random_field
+from device_runtime.capabilities import random_field
 from export.errors import ParityFailed
 from export.outputs import ALIKE, apart
 from fedcore.bundle import Bundle

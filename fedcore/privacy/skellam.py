@@ -6,7 +6,7 @@ order α ≥ 2
 
     D_α ≤ α Δ₂² / 2μ + min(((2α − 1) Δ₂² + 6 Δ₁) / 4μ², 3 Δ₁ / 2μ)
 
-Here μ = z² Δ₂², as devices draw their shares (`secagg.noise`), and Δ₁ ≤ Δ₂², because a whole number is not above its
+Here μ = z² Δ₂², as devices draw their shares (`secagg.masking`), and Δ₁ ≤ Δ₂², because a whole number is not above its
 square.
 """
 

@@ -127,7 +127,7 @@ class Enrolled(msgspec.Struct, frozen=True):
 class RequestCredential(msgspec.Struct, frozen=True, kw_only=True):
     """`POST /v1/credentials`, at an enrolment authority: the signer wants a credential for its key `secagg`.
 
-    `possession`: the proof that it holds that key's private half (`secagg.credentials`).
+    `possession`: the proof that it holds that key's private half (`secagg.keys`).
     """
 
     version: int = WIRE_VERSION

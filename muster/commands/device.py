@@ -110,7 +110,7 @@ def model(options: argparse.Namespace) -> int:
     The exit code is 0 when there is a version, 75 when there is none yet, and 1 when something failed.
     """
     from device_runtime.device import Device
-    from device_runtime.examples.npz import NpzFile
+    from device_runtime.examples.source import NpzFile
 
     device = Device(
         options.coordinator,
@@ -154,7 +154,7 @@ def conditions(options: argparse.Namespace) -> None:
 
 def build_executorch(options: argparse.Namespace) -> None:
     """Build what `--backend executorch` needs, with pip and a C++ compiler: see docs/backends.md."""
-    from device_runtime.native.build import build
+    from device_runtime.native.library import build
 
     library = build(options.arch, options.out)
     if options.json:

@@ -64,7 +64,7 @@ def list_(options: argparse.Namespace) -> None:
     import msgspec
 
     from device_runtime.examples import ExampleStore
-    from device_runtime.examples.collection import words
+    from device_runtime.examples.database import words
     from device_runtime.examples.store import FILE
 
     holdings = ExampleStore(options.store / FILE).holdings()
@@ -118,7 +118,7 @@ def delete(options: argparse.Namespace) -> None:
 
 def _field(text: str) -> Field:
     """`name:dtype[:shape[:high]]` as a field. Raises argparse.ArgumentTypeError."""
-    from device_runtime.examples.collection import to_field
+    from device_runtime.examples.database import to_field
 
     name, dtype, shape, high, *more = [*text.split(":"), "", "", ""][: max(4, text.count(":") + 1)]
     try:

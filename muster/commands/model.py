@@ -169,7 +169,7 @@ def _module(to: str, bundle: Bundle | None, named: str | None) -> str | None:
 
 
 def _examples(trained: Trained, path: Path) -> Arrays:
-    from device_runtime.examples.npz import NpzFile
+    from device_runtime.examples.source import NpzFile
     from fedcore.plan import ExampleSpec
 
     source = NpzFile(path)

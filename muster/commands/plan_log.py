@@ -64,6 +64,6 @@ def _demand_grown(signed: Sequence[Signed], saved: TreeHead | None) -> None:
 
 def _root(signed: Sequence[Signed]) -> str:
     """The root over these releases in hex; zeros if there are none."""
-    from secagg.merkle import EMPTY, Tree
+    from secagg.graph import EMPTY, Tree
 
     return (Tree([entry.leaf for entry in signed]).root if signed else EMPTY).hex()

@@ -17,8 +17,7 @@ from coordinator.rules.states import TaskState
 from coordinator.store.tasks import TaskSettings
 from device_runtime.device import Device
 from device_runtime.permission.policy import Policy
-from device_runtime.state.identity import device_key
-from device_runtime.state.sealing import KeyFile, Sealer
+from device_runtime.state.folder import KeyFile, Sealer, device_key
 from fedcore.bundle import Bundle
 from fedcore.hold_out import is_held_out
 from fedcore.params import Float32

@@ -13,7 +13,7 @@ from prometheus_client.samples import Sample
 
 from coordinator.rules.packed_segments import ReportBytes, report_bytes
 from coordinator.store.tasks import CoordinatorStore, Secagg, TaskSettings
-from device_runtime.phases import Phase
+from device_runtime.outcome import Phase
 from export.build import export_bundle
 from export.model import Model
 from export.models import load as load_model
@@ -94,7 +94,7 @@ class AlgorithmResult:
     """One algorithm's run. report: bytes of one. bytes_up, bytes_down: per participating device, over the whole run.
 
     points: one a round, as in a simulation. seconds: of the fleet. sessions: those that reported. phases: their mean
-    seconds (device_runtime/phases.py).
+    seconds (device_runtime/outcome.py).
     """
 
     algorithm: str

@@ -21,7 +21,7 @@ import msgspec
 import numpy as np
 
 from fedcore.decoding import decoder
-from ingress.addresses import is_this_machine
+from ingress.limits import is_this_machine
 from simulator.errors import FleetError
 from simulator.fleet.chromium import chromium, programs
 from simulator.fleet.fork_server import Start

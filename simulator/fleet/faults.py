@@ -25,7 +25,7 @@ from device_runtime.protocol.connection import Carrier, ConnectionFailed, HttpRe
 from device_runtime.protocol.transport import Transport
 from device_runtime.runner import steps_of
 from fedcore.plan import REPORT, step_graph, steps_graph
-from secagg.message_type import MessageType
+from secagg.encoding import MessageType
 from simulator.fleet.recorder import Recorder
 
 # The seconds that a piece of a throttled body takes.

@@ -13,10 +13,10 @@ from pathlib import Path
 import numpy as np
 
 from device_runtime.backends import BACKENDS
+from device_runtime.device import default_window
 from device_runtime.outcome import Outcome
 from device_runtime.permission.policy import Policy
 from device_runtime.protocol.connection import address_of
-from device_runtime.scheduler import default_window
 from fedcore.names import offered
 from fedcore.wire.messages import RetryWindow
 from simulator.errors import FleetError, ProfileError

@@ -24,7 +24,7 @@ from device_runtime.errors import ConfigError
 from fedcore.decoding import converter
 from fedcore.errors import why
 from fedcore.names import offered
-from secagg.message_type import DEVICE_MESSAGES
+from secagg.encoding import DEVICE_MESSAGES
 from simulator.errors import ProfileError
 from simulator.fleet.faults import EmulatedConditions, EmulatedDevice, PlannedDeath, PlannedFailure
 from simulator.fleet.fork_servers import BROWSER, HERE, NODE, architectures

@@ -17,9 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from secagg import packing
-from secagg.credentials import SIGNATURE_BYTES
+from secagg.encoding import MessageType
+from secagg.keys import SIGNATURE_BYTES
 from secagg.masking import LITTLE, Words
-from secagg.message_type import MessageType
 from secagg.messages import Unmask
 from secagg.packing import PackedSegment
 

@@ -9,10 +9,8 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from device_runtime.outcome import Outcome
-from device_runtime.phases import Phase
-from device_runtime.state.identity import device_key
-from device_runtime.state.sealing import KeyFile, Sealer
+from device_runtime.outcome import Outcome, Phase
+from device_runtime.state.folder import KeyFile, Sealer, device_key
 from fedcore.wire.signatures import PublicKey, device_id
 from simulator.fleet.faults import PlannedFailure
 from simulator.fleet.fork_server import Ended
@@ -73,7 +71,7 @@ class FleetSummary:
 
     devices: their number by kind. sessions: their number by client. endings: sessions by ending, and `by_kind` the same
     for every kind. clients: the client behind each device id. participants: the clients that ever reported. phases:
-    seconds of wall time of the sessions that reported (device_runtime/phases.py).
+    seconds of wall time of the sessions that reported (device_runtime/outcome.py).
     """
 
     devices: Counter[str]

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from coordinator.rules.rounds import REPLACING_S, RoundPolicy
 from coordinator.rules.task_settings import PHASES_AFTER_TRAINING, Secagg
 from secagg.parameters import find
-from secagg.session_phase import SessionPhase
+from secagg.session import SessionPhase
 
 _AFTER = {
     SessionPhase.ADVERTISING: SessionPhase.SHARING,

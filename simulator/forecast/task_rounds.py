@@ -38,7 +38,7 @@ from coordinator.rules.rounds import (
 from coordinator.rules.selection import UNRELIABLE_ROUNDS, draw, drawable
 from coordinator.rules.silence import broken_after_s, lost_after_s
 from coordinator.rules.states import AssignmentState, RoundState
-from secagg.session_phase import SessionPhase
+from secagg.session import SessionPhase
 from simulator.forecast.configuration import ForecastConfig
 from simulator.forecast.course import CommittedRound, Course
 from simulator.forecast.devices import Devices

@@ -9,7 +9,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.serialization import Encoding
 
-from authority.android import KEY_DESCRIPTION
+from authority.attestation import KEY_DESCRIPTION
 
 PACKAGE, SIGNER = "org.example.keyboard", hashlib.sha256(b"the certificate that signs the app").digest()
 SOFTWARE, TEE, STRONGBOX = 0, 1, 2

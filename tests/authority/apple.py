@@ -8,7 +8,7 @@ import cbor2
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
-from authority.apple import NONCE, PRODUCTION
+from authority.attestation import NONCE, PRODUCTION
 from tests.authority.android import Certified, certify, tlv
 
 APP = "ABCDE12345.org.example.keyboard"

@@ -7,8 +7,7 @@ import random
 import httpx2
 import pytest
 
-from authority.android import AndroidPhones
-from authority.attestation import Attestation
+from authority.attestation import AndroidPhones, Attestation
 from authority.configuration import AuthorityConfig
 from authority.errors import BadAndroidFile, NotAttested
 from fedcore.errors import WireError

@@ -12,8 +12,7 @@ import httpx2
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519
 
-from authority.apple import DEVELOPMENT, PRODUCTION, ApplePhones
-from authority.attestation import Attestation
+from authority.attestation import DEVELOPMENT, PRODUCTION, ApplePhones, Attestation
 from authority.configuration import AuthorityConfig
 from authority.errors import BadAndroidFile, BadAppleFile, NotAttested
 from fedcore.succession import SucceedingKey

@@ -3,9 +3,9 @@
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from authority.beacons import Beacons
 from authority.configuration import AuthorityConfig
 from authority.errors import BeaconRefused
+from authority.service import Beacons
 from coordinator.errors import BeaconUnavailable
 from coordinator.keys import Keys
 from coordinator.secure.beacon_client import BeaconClient
@@ -13,9 +13,9 @@ from fedcore.errors import InvalidKey
 from fedcore.signing import key_text
 from fedcore.succession import SucceedingKey
 from fedcore.wire.messages import RequestBeacon
-from secagg.beacons import check_beacon
 from secagg.errors import BadSignature
-from secagg.merkle import hash_of, root_of
+from secagg.graph import hash_of, root_of
+from secagg.messages import check_beacon
 from secagg.parameters import find
 from tests.secagg.cohort import AUTHORITY, DEADLINE, SERVER, invitation, public, signed
 from tests.servers import authority_serving, proxied

@@ -21,7 +21,7 @@ from authority.service import MOST_BYTES
 from fedcore.succession import SucceedingKey
 from fedcore.wire.messages import AndroidKey, AppAttest, Unattested
 from fedcore.wire.signatures import Signer
-from ingress.request_heads import HEAD_BYTES
+from ingress.connection import HEAD_BYTES
 from tests.authority.test_service import Newcomer
 from tests.coordinator.connections import begun, connect
 from tests.coordinator.devices import SignedBy

@@ -12,8 +12,8 @@ from authority.service import MOST_BYTES
 from fedcore.succession import SucceedingKey
 from fedcore.wire.messages import Unattested
 from fedcore.wire.signatures import Signer
-from ingress import connection_limits
-from ingress.request_heads import HEAD_BYTES, HEAD_FIELDS
+from ingress import limits
+from ingress.connection import HEAD_BYTES, HEAD_FIELDS
 from tests.authority.test_service import Newcomer, refused
 from tests.coordinator.connections import (
     be_impatient,
@@ -105,7 +105,7 @@ def test_idle_connections_give_way_to_new_ones(authority):
 
 
 def test_connections_of_one_address_are_limited_and_a_proxys_are_not(authority, monkeypatch):
-    monkeypatch.setattr(connection_limits, "caller_of", lambda address: address)
+    monkeypatch.setattr(limits, "caller_of", lambda address: address)
     with authority(address_connection_limit=3) as client, ExitStack() as open_:
         *_, fourth = [open_.enter_context(connect(client)) for _ in range(4)]
         assert hung_up(fourth)
@@ -168,7 +168,7 @@ def test_unfinished_handshakes_give_way_to_new_ones(private):
 
 
 def test_unfinished_handshakes_of_one_address_are_limited_until_they_end(private, monkeypatch):
-    monkeypatch.setattr(connection_limits, "caller_of", lambda address: address)
+    monkeypatch.setattr(limits, "caller_of", lambda address: address)
     with private(address_connection_limit=3) as client, ExitStack() as open_:
         first, _, third, fourth = [open_.enter_context(connect(client)) for _ in range(4)]
         assert hung_up(fourth)

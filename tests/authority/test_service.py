@@ -19,7 +19,7 @@ from fedcore.wire.attestation import shared_secret_proof
 from fedcore.wire.messages import IssuedCredential, RequestCredential, SharedSecret, Unattested
 from fedcore.wire.problems import decode_problem
 from fedcore.wire.signatures import PublicKey, Signer, device_id
-from secagg.credentials import check_credential, prove_possession
+from secagg.keys import check_credential, prove_possession
 from tests.coordinator.devices import SignedBy
 from tests.device_runtime.process import muster
 from tests.servers import authority_serving

@@ -12,7 +12,7 @@ import sqlalchemy
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
-from authority.beacons import Beacons
+from authority.service import Beacons
 from benchmarks.postgresql import binaries, cluster
 from coordinator.commands import AbortAssignment, AwaitAssignment, CheckInDevice, CountReport, QueuedCommand
 from coordinator.driver.driver import Driver

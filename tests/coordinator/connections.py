@@ -8,7 +8,7 @@ import time
 from contextlib import suppress
 
 from fedcore.wire.signatures import content_digest
-from ingress import connection_limits
+from ingress import limits
 
 
 def connect(client, receive_bytes=1 << 16):
@@ -72,7 +72,7 @@ def drips(connection, piece=b"x", times=30):
 def be_impatient(monkeypatch):
     """Have all ports of this process limit times to what a test can wait for."""
     for name, seconds in (("HEAD_S", 0.4), ("WINDOW_S", 0.4), ("LOOK_S", 0.05)):
-        monkeypatch.setattr(connection_limits, name, seconds)
+        monkeypatch.setattr(limits, name, seconds)
 
 
 def wait_until_closed(connections, count):

@@ -23,7 +23,7 @@ from fedcore.wire import messages
 from fedcore.wire.attestation import attestation_challenge, shared_secret_proof
 from fedcore.wire.messages import AndroidKey, CheckIn, Enrol, Enrolled, HeldCredential, SharedSecret, Unattested
 from fedcore.wire.signatures import PublicKey, SignableRequest, Signer, content_digest, device_id
-from secagg.credentials import issue
+from secagg.keys import issue
 from tests.authority.android import Maker
 from tests.coordinator.bundles import report_body
 from tests.coordinator.devices import CAPABILITIES, SignedBy, enrol

@@ -20,7 +20,7 @@ from fedcore import checkpoint
 from fedcore.wire import messages
 from fedcore.wire.messages import Receipt
 from fedcore.wire.signatures import content_digest
-from ingress import connection_limits
+from ingress import limits
 from ingress.connection import Body, HeadBufferingTransport
 from tests.coordinator.conftest import committed
 from tests.coordinator.test_api import assign, put, refused
@@ -100,8 +100,8 @@ def test_a_body_in_pieces_that_pause_is_the_body(store, register_large, client, 
 
 
 def test_a_body_that_keeps_coming_for_long_leaves_its_connection_open(register_large, client, monkeypatch):
-    monkeypatch.setattr(connection_limits, "WINDOW_S", 0.3)
-    monkeypatch.setattr(connection_limits, "LOOK_S", 0.05)
+    monkeypatch.setattr(limits, "WINDOW_S", 0.3)
+    monkeypatch.setattr(limits, "LOOK_S", 0.05)
     register_large(goal=2, rounds=1)
     given = [one.assignment for one in assign(client, "a", "b")]
     body = report(2)

@@ -17,9 +17,9 @@ from coordinator.api.devices.reports import HEADER_BYTES
 from coordinator.settings import Settings
 from fedcore.wire import messages
 from fedcore.wire.messages import Enrol, Unattested
-from ingress import connection, connection_limits
-from ingress.request_heads import HEAD_BYTES, HEAD_FIELDS
-from secagg.message_type import MessageType
+from ingress import connection, limits
+from ingress.connection import HEAD_BYTES, HEAD_FIELDS
+from secagg.encoding import MessageType
 from tests.coordinator.bundles import report_body
 from tests.coordinator.connections import (
     be_impatient,
@@ -154,7 +154,7 @@ def test_an_answer_that_is_not_taken_is_cut_off(coordinator, register, tmp_path,
 
 
 def test_an_answer_that_is_taken_slowly_is_sent_to_its_end(coordinator, register, tmp_path, impatient, monkeypatch):
-    monkeypatch.setattr(connection_limits, "WINDOW_S", 60.0)
+    monkeypatch.setattr(limits, "WINDOW_S", 60.0)
     size = 60_000
     register(null_bundle(tmp_path / "large", size), goal=1, rounds=1)
     with coordinator() as client:
@@ -163,7 +163,7 @@ def test_an_answer_that_is_taken_slowly_is_sent_to_its_end(coordinator, register
         with begun(client, client.devices["a"], "GET", path, receive_bytes=4096) as slow:
             got = 0
             while got < 4 * size:
-                time.sleep(connection_limits.HEAD_S / 20)
+                time.sleep(limits.HEAD_S / 20)
                 got += len(piece := slow.recv(4000))
                 assert piece
 
@@ -192,7 +192,7 @@ def test_idle_connections_give_way_to_new_ones(coordinator):
 
 
 def test_connections_of_one_address_are_limited(coordinator, monkeypatch):
-    monkeypatch.setattr(connection_limits, "caller_of", lambda address: address)
+    monkeypatch.setattr(limits, "caller_of", lambda address: address)
     with coordinator(address_connection_limit=3) as client, ExitStack() as open_:
         *_, fourth = [open_.enter_context(connect(client)) for _ in range(4)]
         assert hung_up(fourth)

@@ -21,7 +21,7 @@ from coordinator.rules.masked_shares import (
     encode_news,
 )
 from coordinator.rules.states import AssignmentState
-from secagg.masked_sum import ExpectedVector, MaskedSum, no_words
+from secagg.session import ExpectedVector, MaskedSum, no_words
 from tests.coordinator.test_secure import LENIENT, NAMES, PHASES, run, seat, states
 from tests.coordinator.test_secure_groups import COHORT, DIVIDED, mean_of, seat_all
 

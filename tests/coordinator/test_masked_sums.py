@@ -17,9 +17,9 @@ from coordinator.store.tasks import Secagg
 from fedcore.masking import layout_hash, model_hash, summed_values
 from fedcore.signing import key_text
 from secagg.client import Client, SessionInput
-from secagg.credentials import issue
-from secagg.message_type import MessageType
-from secagg.policy import AggregationPolicy
+from secagg.client_state import AggregationPolicy
+from secagg.encoding import MessageType
+from secagg.keys import issue
 from tests.coordinator.bundles import START, report_values
 from tests.coordinator.conftest import AUTHORITY, AUTHORITY_KEY, PEM
 from tests.coordinator.devices import speaking_to

@@ -26,8 +26,7 @@ from coordinator.api.tokens import issue
 from coordinator.errors import TooManyRequests
 from coordinator.rules.entities import Role
 from coordinator.settings import Settings
-from ingress.addresses import caller_of
-from ingress.rate_limit import RateLimit
+from ingress.limits import RateLimit, caller_of
 from tests.coordinator.bundles import report_body
 from tests.coordinator.conftest import committed
 from tests.coordinator.connections import begun

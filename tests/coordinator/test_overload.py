@@ -17,9 +17,8 @@ from coordinator.api.middleware import RequestMiddleware
 from coordinator.metrics import Metrics
 from coordinator.settings import Settings
 from fedcore.wire.messages import RetryWindow
-from ingress.connection_limits import ConnectionLimits
-from ingress.listener import listening
-from ingress.server import HttpConfig
+from ingress.limits import ConnectionLimits
+from ingress.server import HttpConfig, listening
 from tests.coordinator.connections import status_of
 
 CHECK_IN, REPORT = "/v1/populations/p/checkins", "/v1/assignments/a/report"

@@ -12,10 +12,9 @@ from functools import partial
 import pytest
 import uvicorn
 
-from ingress import request_heads
-from ingress.connection_limits import ConnectionLimits
-from ingress.listener import listening
-from ingress.server import HttpConfig
+from ingress import connection as request_heads
+from ingress.limits import ConnectionLimits
+from ingress.server import HttpConfig, listening
 from tests.coordinator.connections import rest_of
 from tests.coordinator.test_operations import self_made_certificate
 

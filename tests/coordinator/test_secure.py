@@ -25,9 +25,9 @@ from fedcore.masking import layout_hash, model_hash, summed_values
 from fedcore.release import SumBounds
 from secagg import packing
 from secagg.client import Client, SessionInput
-from secagg.credentials import issue
-from secagg.invite import Invite
-from secagg.policy import AggregationPolicy
+from secagg.client_state import AggregationPolicy
+from secagg.keys import issue
+from secagg.messages import Invite
 from tests.coordinator.bundles import START, make_plan, report_values
 from tests.coordinator.conftest import AUTHORITY, KEYS, Desk
 

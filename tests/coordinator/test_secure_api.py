@@ -15,9 +15,9 @@ from fedcore.masking import layout_hash, model_hash
 from fedcore.wire import messages
 from fedcore.wire.messages import Enrolled, SecaggParties
 from secagg.client import Client, SessionInput
-from secagg.credentials import check_credential, issue
+from secagg.client_state import AggregationPolicy
 from secagg.errors import BadSignature
-from secagg.policy import AggregationPolicy
+from secagg.keys import check_credential, issue
 from tests.coordinator.bundles import make_plan
 from tests.coordinator.conftest import AUTHORITY, PEM
 from tests.coordinator.devices import enrol

@@ -8,8 +8,7 @@ import pytest
 from coordinator.errors import BeaconUnavailable, NoLongerNeeded
 from coordinator.store.tasks import Secagg
 from fedcore.wire.messages import Accepted
-from secagg.invite import Invite
-from secagg.messages import Roster
+from secagg.messages import Invite, Roster
 from tests.coordinator.bundles import START
 from tests.coordinator.conftest import Desk, draw_at_once
 from tests.coordinator.test_secure import PHASES, run, seat, states

@@ -13,8 +13,7 @@ from coordinator.rules.states import AssignmentState
 from coordinator.store.tasks import Secagg
 from fedcore.wire.messages import Accepted
 from secagg.errors import UnmaskCheckFailed
-from secagg.invite import Invite
-from secagg.messages import Roster
+from secagg.messages import Invite, Roster
 from tests.coordinator.bundles import START
 from tests.coordinator.conftest import Desk, unmask_at_once
 from tests.coordinator.test_secure import PHASES, run, seat, states

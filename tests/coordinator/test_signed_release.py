@@ -16,7 +16,7 @@ from fedcore.errors import BadSignature
 from fedcore.release import decode_release
 from fedcore.signing import SigningKey, verified_entry, verified_head
 from muster.releasing import released
-from secagg.merkle import climb
+from secagg.graph import climb
 from tests.coordinator.bundles import START, make_bundle, make_plan
 from tests.coordinator.conftest import LINEAGE, RELEASE, Desk
 from tests.coordinator.test_secure import SECURE, run, seat

@@ -26,7 +26,7 @@ from fedcore import checkpoint
 from fedcore.wire import messages
 from fedcore.wire.messages import Receipt
 from fedcore.wire.signatures import content_digest
-from ingress import connection_limits
+from ingress import limits
 from tests.coordinator.bundles import START, make_bundle, make_plan, report_body, report_vector
 from tests.coordinator.conftest import committed
 from tests.coordinator.connections import begun, hung_up
@@ -201,8 +201,8 @@ def test_device_silent_in_mid_body_loses_its_place_to_another(register, database
         mine, theirs = (one.assignment for one in assign(client, "a", "b"))
         headers = about(0) if method == "PATCH" else {}
         with monkeypatch.context() as shorter:
-            shorter.setattr(connection_limits, "WINDOW_S", 0.3)
-            shorter.setattr(connection_limits, "LOOK_S", 0.05)
+            shorter.setattr(limits, "WINDOW_S", 0.3)
+            shorter.setattr(limits, "LOOK_S", 0.05)
             silent = begin(client, method, mine, BODY, 40, **headers)
             assert hung_up(silent)
         with silent:

@@ -3,7 +3,7 @@ import pytest
 
 from device_runtime.backends import open_backend
 from device_runtime.config import DeviceConfig
-from device_runtime.protocol import attempts
+from device_runtime.protocol import call
 from device_runtime.trainer import InProcess
 from simulator import datasets
 from tests.device_runtime import linear
@@ -29,7 +29,7 @@ def examples():
 @pytest.fixture
 def config(coordinator, examples, tmp_path, monkeypatch):
     """A device with ten examples that does not dawdle between attempts."""
-    monkeypatch.setattr(attempts, "FIRST_DELAY_S", 0.001)
+    monkeypatch.setattr(call, "FIRST_DELAY_S", 0.001)
     np.savez(tmp_path / "examples.npz", **examples)
     return DeviceConfig(
         coordinator=coordinator.url,

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 
 from device_runtime.models.model import Model
-from device_runtime.personal import divided
+from device_runtime.trainer import divided
 from fedcore.batching import StreamKey
 from fedcore.plan import BlobRef
 from tests.device_runtime import linear

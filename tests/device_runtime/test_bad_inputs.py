@@ -15,10 +15,10 @@ import numpy as np
 import pytest
 
 from device_runtime.clock import Clock, Moment
-from device_runtime.scheduler import run_forever
+from device_runtime.device import run_forever
 from device_runtime.session import run_session
 from device_runtime.state.database import open_database
-from device_runtime.state.retry import Retry
+from device_runtime.state.records import Retry
 from fedcore.params import ParamSchema, TensorSpec
 from fedcore.signing import SigningKey
 from fedcore.wire.messages import Abort, encode

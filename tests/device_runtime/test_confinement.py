@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from device_runtime.backends import FORMATS, open_backend
+from device_runtime.capabilities import random_job
 from device_runtime.errors import ConfigError, DeadlinePassed, RuntimeFailed
-from device_runtime.footprint import random_job
-from device_runtime.sandbox import confinement, landlock, process, seccomp
+from device_runtime.sandbox import confinement, kernel, process
 from device_runtime.sandbox.process import Sandbox
 from device_runtime.trainer import InProcess, Limits
 from export.build import build_plan
@@ -27,29 +27,33 @@ from tests.sampled import covering
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the attacks are those on Linux")
 WHOLE = pytest.mark.skipif(bool(confinement.lacking()), reason=f"this kernel lacks {confinement.lacking()}")
-LANDLOCK = pytest.mark.skipif(landlock.version() < landlock.WHOLE, reason=f"this kernel has {landlock.version()}")
-SECCOMP = pytest.mark.skipif(not seccomp.offered(), reason="this kernel takes no filter, or there is none for it")
+LANDLOCK = pytest.mark.skipif(
+    kernel.landlock_version() < kernel.WHOLE_LANDLOCK, reason=f"this kernel has {kernel.landlock_version()}"
+)
+SECCOMP = pytest.mark.skipif(
+    not kernel.seccomp_offered(), reason="this kernel takes no filter, or there is none for it"
+)
 X86 = pytest.mark.skipif(platform.machine() != "x86_64", reason="the calls of other processors are those on x86-64")
 REFUSED = {"EPERM", "EACCES"}
 TAKEN_OVER = """
 from device_runtime.backends import BACKENDS
-from device_runtime.sandbox import child, landlock, seccomp
+from device_runtime.sandbox import child, kernel
 from tests.device_runtime.hostile import Hostile, Victim
 {fewer_defences}
 BACKENDS["onnxruntime"] = lambda **_: Hostile({attacks!r}, {folder!r}, {victim!r}, {refused!r})
 child.main()
 """
-WITHOUT_LANDLOCK = "landlock.version = lambda: 0"
-LIMITS_ALONE = f"{WITHOUT_LANDLOCK}; seccomp.offered = lambda: False"
+WITHOUT_LANDLOCK = "kernel.landlock_version = lambda: 0"
+LIMITS_ALONE = f"{WITHOUT_LANDLOCK}; kernel.seccomp_offered = lambda: False"
 LANDLOCK_ALONE = """
 import os, sys
-from device_runtime.sandbox import kernel, landlock
+from device_runtime.sandbox import kernel
 from tests.device_runtime.hostile import Victim, outcome
 folder, pid, address, *attacks = sys.argv[1:]
 for attack in attacks:
     if not os.fork():
         kernel.prctl(kernel.PR_SET_NO_NEW_PRIVS, 1)
-        landlock.restrict()
+        kernel.restrict_paths()
         print(attack, outcome(attack, folder, Victim(int(pid), int(address))), flush=True)
         os._exit(0)
     os.wait()
@@ -172,7 +176,7 @@ def test_landlock_alone_refuses_what_it_knows(folder, victim):
 
 CALLS = """
 import ctypes, mmap, sys
-from device_runtime.sandbox import kernel, seccomp
+from device_runtime.sandbox import kernel
 from tests.device_runtime.hostile import call
 code = mmap.mmap(-1, 4096, prot=mmap.PROT_READ | mmap.PROT_WRITE | mmap.PROT_EXEC)
 code.write(bytes.fromhex("b814000000cd80c3"))  # mov eax, 20; int 0x80; ret: getpid of 32-bit programs
@@ -182,9 +186,9 @@ as_arm = lambda: None
 kernel.prctl(kernel.PR_SET_NO_NEW_PRIVS, 1)
 name, restricted = sys.argv[1:]
 if name == "as_arm":
-    seccomp.PROCESSORS = seccomp.PROCESSORS[::-1]
+    kernel.PROCESSORS = kernel.PROCESSORS[::-1]
 if restricted == "yes":
-    seccomp.restrict()
+    kernel.restrict_calls()
 try:
     globals()[name]()
 except OSError as error:
@@ -215,9 +219,9 @@ def test_numbers_of_system_calls_are_those_of_the_kernels_headers(column, header
     if not Path(header).is_file():
         pytest.skip(f"no {header}")
     known = dict(re.findall(r"#define __NR(?:3264)?_(\w+)\s+(\d+)", Path(header).read_text()))
-    listed = {name: str(row[column]) for name, row in seccomp.ALLOWED.items()}
+    listed = {name: str(row[column]) for name, row in kernel.ALLOWED.items()}
     assert {name: known[name] for name in listed} == listed
-    assert known["seccomp"] == str(seccomp.SECCOMP[column])
+    assert known["seccomp"] == str(kernel.SECCOMP[column])
 
 
 @WHOLE
@@ -270,8 +274,8 @@ def test_a_device_in_a_host_application_leaves_the_process_as_it_is(tmp_path):
 
 
 HALF_OPEN = """
-from device_runtime.sandbox import child, landlock
-landlock._RESTRICT_SELF = 9999  # no call has this number
+from device_runtime.sandbox import child, kernel
+kernel._RESTRICT_SELF = 9999  # no call has this number
 child.main()
 """
 

@@ -5,8 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from authority.android import AndroidPhones
-from authority.attestation import Attestation
+from authority.attestation import AndroidPhones, Attestation
 from device_runtime import Device
 from device_runtime.errors import ConfigError, KeyUnavailable
 from device_runtime.session import run_session

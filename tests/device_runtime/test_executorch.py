@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from device_runtime.backends.executorch import ExecuTorch
 from device_runtime.errors import ConfigError, PlanRefused, RuntimeFailed
-from device_runtime.native import build as building
+from device_runtime.native import library as building
 from device_runtime.native.library import FOLDER, SHIM, default_folder, library, shim_name
 from device_runtime.permission.policy import Policy
 from device_runtime.sandbox.process import Sandbox

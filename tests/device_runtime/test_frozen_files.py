@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from device_runtime.backends.onnxruntime import OnnxRuntime
+from device_runtime.capabilities import peak_rss_mb
 from device_runtime.errors import PlanRefused
-from device_runtime.footprint import peak_rss_mb
 from device_runtime.sandbox.process import Sandbox
 from device_runtime.trainer import InProcess, Job, Limits
 from fedcore import checkpoint

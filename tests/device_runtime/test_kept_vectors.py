@@ -16,9 +16,9 @@ from device_runtime.backends import open_backend
 from device_runtime.clock import Clock
 from device_runtime.errors import BadAnswer, PlanRefused, Refused
 from device_runtime.sandbox.process import Sandbox
+from device_runtime.state.assignment import KEPT_S, MOST_ASKED, KeptVectors
 from device_runtime.state.database import open_database
-from device_runtime.state.kept import KEPT_S, MOST_ASKED, KeptVectors
-from device_runtime.state.sealing import KeyFile, Sealer
+from device_runtime.state.folder import KeyFile, Sealer
 from device_runtime.trainer import InProcess, Job, Limits
 from export.build import build_plan
 from export.model import Model

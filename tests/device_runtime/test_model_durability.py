@@ -20,7 +20,7 @@ REFRESH = """
 import os, signal, sys
 from device_runtime import Device, Policy
 from device_runtime.models.version import Version
-from device_runtime.state.models import ModelStore
+from device_runtime.state.records import ModelStore
 
 coordinator, folder, signer, what, at = sys.argv[1:]
 

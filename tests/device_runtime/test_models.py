@@ -35,7 +35,7 @@ from device_runtime.session import run_session
 from device_runtime.state.database import open_database, read_database
 from device_runtime.state.folder import only_session
 from device_runtime.state.journal import read_journal
-from device_runtime.state.models import ModelStore, kept_blobs, stated_versions
+from device_runtime.state.records import ModelStore, kept_blobs, stated_versions
 from fedcore import checkpoint
 from fedcore.deltas import delta_between
 from fedcore.params import ParamSchema, TensorSpec, VectorSpec

@@ -10,7 +10,7 @@ from device_runtime.permission.policy import Policy
 from device_runtime.session import run_session
 from fedcore.masking import fixed_points, layout_hash
 from fedcore.plan import Plan
-from secagg import noise
+from secagg import masking
 from secagg.packing import PackedSegment, field_bits, with_noise
 from secagg.parameters import least_honest
 from tests.device_runtime import linear
@@ -69,7 +69,7 @@ def test_all_means_are_noised_together_and_no_metrics_are_sent(noisy, config):  
     assert (total.devices, total.weight, total.sums.size) == (9, 9, segment.size)
     # The other eight report zeros, so that what is beyond one report is noise.
     beyond = np.abs(total.sums).max() / segment.step
-    assert 0 < beyond < segment.most + noise.bound(9 * segment.noise, segment.size)
+    assert 0 < beyond < segment.most + masking.bound(9 * segment.noise, segment.size)
 
 
 @pytest.mark.parametrize(

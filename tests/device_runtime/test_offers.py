@@ -8,9 +8,9 @@ import pytest
 from device_runtime.capabilities import stated_examples
 from device_runtime.conditions import Conditions
 from device_runtime.examples import open_examples
-from device_runtime.examples.collection import Collection
+from device_runtime.examples.database import Collection
 from device_runtime.examples.store import ExampleStore
-from device_runtime.permission.task_acceptance import acceptable_tasks
+from device_runtime.permission.guard import acceptable_tasks
 from device_runtime.session import run_session
 from fedcore.plan import Field
 from fedcore.wire.messages import Accepted, Offer, RetryWindow, Willing, encode

@@ -9,9 +9,8 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from device_runtime.backends import onnx_check
-from device_runtime.backends.onnx_check import LOOP, OPERATORS, check_graph
-from device_runtime.backends.onnxruntime import OnnxRuntime
+from device_runtime.backends import onnxruntime
+from device_runtime.backends.onnxruntime import LOOP, OPERATORS, OnnxRuntime, check_graph
 from device_runtime.errors import PlanRefused
 from device_runtime.session import run_session
 from fedcore.plan import PREDICT
@@ -208,7 +207,7 @@ def test_a_scan_over_rows_runs_and_nodes_of_its_body_count(monkeypatch):
     graph, sums = running_sum().SerializeToString(), np.empty(2, np.float32)
     OnnxRuntime().load(graph).run({"c": np.array([1, 2], np.float32)}, {"d": sums})
     assert sums.tolist() == [1, 3]
-    monkeypatch.setattr(onnx_check, "MOST_NODES", 2)
+    monkeypatch.setattr(onnxruntime, "MOST_NODES", 2)
     with pytest.raises(PlanRefused, match="more than 2 nodes"):
         check_graph(graph, "g")
 
@@ -291,7 +290,7 @@ def test_the_specification_lists_the_operators():
 def test_more_than_any_plan_has_is_refused(bound, words, monkeypatch):
     graph = model([helper.make_node("Neg", ["c"], ["d"]) for _ in range(4)]).SerializeToString()
     check_graph(graph, "g")
-    monkeypatch.setattr(onnx_check, bound, 3)
+    monkeypatch.setattr(onnxruntime, bound, 3)
     with pytest.raises(PlanRefused, match=words):
         check_graph(graph, "g")
 

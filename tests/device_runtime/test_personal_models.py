@@ -22,13 +22,13 @@ from device_runtime.errors import (
 )
 from device_runtime.models.model import Model
 from device_runtime.permission.policy import PerDay, PlanLimits
-from device_runtime.personal import Measured, divided, groups
 from device_runtime.sandbox.process import Sandbox
 from device_runtime.session import run_session
 from device_runtime.state.database import read_database
 from device_runtime.state.folder import only_session
 from device_runtime.state.journal import read_journal
-from device_runtime.state.models import kept_blobs
+from device_runtime.state.records import kept_blobs
+from device_runtime.trainer import Measured, divided, groups
 from fedcore.hold_out import HoldOut
 from fedcore.params import VectorSpec
 from fedcore.plan import BlobRef, TripPlan

@@ -8,9 +8,8 @@ from msgspec import structs
 
 from device_runtime.backends import FORMATS, open_backend
 from device_runtime.errors import PlanRefused
-from device_runtime.models.kept import personal_store
-from device_runtime.personal import divided
-from device_runtime.trainer import InProcess, Job, Limits
+from device_runtime.models.version import personal_store
+from device_runtime.trainer import InProcess, Job, Limits, divided
 from export.build import build_plan
 from export.model import Model
 from export.models import load

@@ -11,7 +11,7 @@ from device_runtime.permission.guard import Guard
 from device_runtime.permission.policy import PerDay, PlanLimits, Policy, policy_in
 from device_runtime.session import run_session
 from device_runtime.state.database import open_database
-from device_runtime.state.spending import DAY_S, Spending, Spent
+from device_runtime.state.records import DAY_S, Spending, Spent
 from device_runtime.trainer import Limits
 from fedcore.loop import Loop
 from fedcore.params import VectorSpec

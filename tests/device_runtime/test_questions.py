@@ -16,7 +16,7 @@ from device_runtime.errors import ConfigError
 from device_runtime.session import run_session
 from device_runtime.state.database import open_database
 from device_runtime.state.journal import read_journal
-from device_runtime.state.questions import WEEK_S, AnsweredQuestions
+from device_runtime.state.records import WEEK_S, AnsweredQuestions
 from fedcore.plan import LONGEST_QUESTION, Plan
 from muster.app import app
 from tests.device_runtime import linear

@@ -28,7 +28,7 @@ from fedcore.release import LineageEntry, LogProof, Release, ReleasedEvaluation,
 from fedcore.report import ReportLayout, Segment
 from fedcore.signing import SigningKey
 from fedcore.wire.messages import Assignment
-from secagg.merkle import Tree
+from secagg.graph import Tree
 from tests.device_runtime.linear import FLOAT, graph
 
 RELEASE, LINEAGE, OTHER = (

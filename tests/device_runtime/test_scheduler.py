@@ -5,12 +5,12 @@ import pytest
 
 from device_runtime.clock import Clock, Moment
 from device_runtime.conditions import Conditions, Requirements
+from device_runtime.device import default_window, run_forever
 from device_runtime.permission.policy import Policy
-from device_runtime.scheduler import default_window, run_forever
 from device_runtime.session import run_session
 from device_runtime.state.database import open_database
 from device_runtime.state.folder import only_session
-from device_runtime.state.retry import Retry
+from device_runtime.state.records import Retry
 from fedcore.wire.messages import Rejected, RetryWindow, encode
 from tests.device_runtime.coordinator import WINDOW, answer, refusal
 

@@ -10,7 +10,7 @@ from device_runtime.examples import Collection, ExampleStore
 from device_runtime.permission.policy import Policy
 from device_runtime.protocol.transport import Transport
 from device_runtime.session import run_session
-from device_runtime.state.sealing import OVERHEAD_BYTES, KeyFile, Sealer
+from device_runtime.state.folder import OVERHEAD_BYTES, KeyFile, Sealer
 from fedcore.plan import ExampleSpec, Field
 from tests.device_runtime.coordinator import refusal
 from tests.device_runtime.test_secure import TRUSTING, secure  # noqa: F401 - a fixture

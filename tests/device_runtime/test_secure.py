@@ -15,8 +15,8 @@ from device_runtime.errors import ConfigError
 from device_runtime.permission.policy import Policy
 from device_runtime.session import run_session
 from device_runtime.state.assignment import StoredAssignment
+from device_runtime.state.folder import KeyFile, Sealer
 from device_runtime.state.journal import read_journal
-from device_runtime.state.sealing import KeyFile, Sealer
 from fedcore.masking import fixed_points, last_session_number, layout_hash, model_hash, session_number, task_hash
 from fedcore.release import LineageEntry, Release, SumBounds
 from fedcore.signing import SigningKey, key_text
@@ -25,14 +25,12 @@ from fedcore.wire.messages import Abort, HeldCredential, IssuedCredential, Secag
 from fedcore.wire.signatures import device_id
 from secagg import keys
 from secagg.client import Client, SessionInput
-from secagg.client_state import ClientStage, ClientState
-from secagg.credentials import check_credential, check_possession, issue
-from secagg.invite import Invite
-from secagg.messages import Advertise, SessionResult
+from secagg.client_state import AggregationPolicy, ClientStage, ClientState
+from secagg.keys import check_credential, check_possession, issue
+from secagg.messages import Advertise, Invite, SessionResult
 from secagg.packing import PackedSegment
-from secagg.policy import AggregationPolicy
 from secagg.server import Server
-from secagg.session_phase import SessionPhase
+from secagg.session import SessionPhase
 from tests.device_runtime import linear
 from tests.device_runtime.coordinator import answer, refusal, status
 from tests.secagg.cohort import dimension, session_of

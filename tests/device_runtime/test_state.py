@@ -9,9 +9,7 @@ import pytest
 
 from device_runtime.errors import KeyUnavailable, StateError, StateInUse, Unreachable
 from device_runtime.state.cache import BlobCache, PartialDownload
-from device_runtime.state.folder import only_session, write_whole
-from device_runtime.state.identity import device_key, secagg_key
-from device_runtime.state.sealing import KeyFile, Sealer
+from device_runtime.state.folder import KeyFile, Sealer, device_key, only_session, secagg_key, write_whole
 from fedcore.plan import BlobRef
 
 BLOB = b"a graph"

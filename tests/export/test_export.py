@@ -71,7 +71,7 @@ OWN_GRAPHS = [
 @pytest.fixture(scope="module")
 def engine_mb():
     """The peak memory of a process that loads ONNX Runtime and does nothing, in 2^20 bytes."""
-    code = "import numpy, onnxruntime; from device_runtime.footprint import peak_rss_mb; print(peak_rss_mb())"
+    code = "import numpy, onnxruntime; from device_runtime.capabilities import peak_rss_mb; print(peak_rss_mb())"
     return float(subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, check=True).stdout)
 
 

@@ -133,7 +133,7 @@ print(time.process_time() - started)
 PEAKS = """
 import subprocess, sys
 for imports in sys.argv[1:]:
-    peak = "from device_runtime.footprint import peak_rss_mb; print(peak_rss_mb())"
+    peak = "from device_runtime.capabilities import peak_rss_mb; print(peak_rss_mb())"
     subprocess.run([sys.executable, "-S", "-P", "-c", f"{imports}; {peak}"], check=True)
 """
 

@@ -9,17 +9,14 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from secagg import keys, parameters
-from secagg.beacons import NO_BEACON, draw_beacon
 from secagg.client import Client, SessionInput
-from secagg.credentials import issue
+from secagg.client_state import AggregationPolicy
+from secagg.encoding import MessageType
 from secagg.errors import OutOfOrder
-from secagg.graph import NeighbourGraph
-from secagg.invite import ACTIVE, Invite
-from secagg.merkle import Tree, root_of
-from secagg.message_type import MessageType
-from secagg.messages import Deliver, Roster, RosterEntry
+from secagg.graph import NeighbourGraph, Tree, root_of
+from secagg.keys import issue
+from secagg.messages import ACTIVE, NO_BEACON, Deliver, Invite, Roster, RosterEntry, draw_beacon
 from secagg.packing import PackedSegment
-from secagg.policy import AggregationPolicy
 from secagg.server import Server
 
 MODEL, LAYOUT, TASK = (bytes([number]) * 32 for number in (1, 2, 3))

@@ -4,11 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from secagg.beacons import BEACON_BYTES, draw_beacon
 from secagg.errors import BadSignature, Malformed, OutOfOrder
-from secagg.graph import NeighbourGraph
-from secagg.merkle import hash_of, root_of
-from secagg.messages import Advertise, Roster, RosterEntry
+from secagg.graph import NeighbourGraph, hash_of, root_of
+from secagg.messages import BEACON_BYTES, Advertise, Roster, RosterEntry, draw_beacon
 from secagg.parameters import GraphParameters
 from tests.secagg.cohort import AUTHORITY, SERVER, VICTIM, Cohort, dies, private
 

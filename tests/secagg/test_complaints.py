@@ -10,7 +10,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from secagg import keys
-from secagg.complaints import leave_out
 from secagg.errors import (
     BadCiphertext,
     BelowThreshold,
@@ -31,7 +30,7 @@ from secagg.messages import (
     Unmask,
     survivors_digest,
 )
-from secagg.parameters import find
+from secagg.parameters import find, leave_out
 from tests.secagg.cohort import VICTIM, Cohort, dies, invitation, session_of
 
 N = 20

@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 
 from secagg import keys
-from secagg.credentials import NO_CREDENTIAL, check_credential, check_possession, issue, prove_possession
 from secagg.errors import BadSignature, DuplicateKey, ExpiredCredential, Malformed
+from secagg.keys import NO_CREDENTIAL, check_credential, check_possession, issue, prove_possession
 from secagg.messages import Advertise
 from tests.secagg.cohort import AUTHORITY, DEADLINE, VICTIM, Cohort, credential, dies, private, public, rosters_of
 

@@ -9,10 +9,10 @@ import numpy as np
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
+from secagg.encoding import MessageType
 from secagg.errors import BadShare, SecaggError
-from secagg.message_type import MessageType
 from secagg.messages import Unmask
-from secagg.session_phase import SessionPhase
+from secagg.session import SessionPhase
 from secagg.shamir import PRIME
 from tests.secagg.cohort import VICTIM, Cohort, invitation
 

@@ -2,8 +2,7 @@ from collections import Counter
 
 import pytest
 
-from secagg.graph import NeighbourGraph
-from secagg.merkle import Tree, climb, depth, sha256
+from secagg.graph import NeighbourGraph, Tree, climb, depth, sha256
 from secagg.parameters import GraphParameters, find
 from tests.secagg import reference
 

@@ -16,8 +16,7 @@ from secagg.errors import (
     SelfMarkedDead,
     WrongSession,
 )
-from secagg.invite import HONEST
-from secagg.messages import Confirm, Confirmations, Included, SessionResult, Survivors, survivors_digest
+from secagg.messages import HONEST, Confirm, Confirmations, Included, SessionResult, Survivors, survivors_digest
 from tests.secagg.cohort import (
     TASK,
     VICTIM,

@@ -21,10 +21,9 @@ from secagg.errors import (
     UnmaskCheckFailed,
     WrongSession,
 )
-from secagg.invite import HONEST
+from secagg.graph import sha256
 from secagg.masking import LITTLE, stream
-from secagg.merkle import sha256
-from secagg.messages import Advertise, Masked, Shares, Unmask
+from secagg.messages import HONEST, Advertise, Masked, Shares, Unmask
 from secagg.packing import PackedSegment, word_count
 from secagg.server import Server
 from secagg.shamir import PRIME

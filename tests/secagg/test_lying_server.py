@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from secagg import keys
-from secagg.encoding import bitmap
+from secagg.encoding import MessageType, bitmap
 from secagg.errors import (
     BadCiphertext,
     BadInput,
@@ -28,10 +28,8 @@ from secagg.errors import (
     UnsupportedSuite,
     WrongSession,
 )
-from secagg.invite import HONEST, Invite
 from secagg.keys import PairKey
-from secagg.message_type import MessageType
-from secagg.messages import Advertise, Complaints, Deliver, Included, Shares
+from secagg.messages import HONEST, Advertise, Complaints, Deliver, Included, Invite, Shares
 from secagg.packing import PackedSegment
 from secagg.parameters import GraphParameters
 from secagg.server import Server

@@ -7,10 +7,8 @@ from pathlib import Path
 import pytest
 
 from secagg.client_state import ClientStage, ClientState, Peer
-from secagg.encoding import bitmap, read_bitmap
+from secagg.encoding import DEVICE_MESSAGES, MessageType, bitmap, read_bitmap
 from secagg.errors import Malformed, SecaggError, UnsupportedSuite, WrongSession
-from secagg.invite import Invite
-from secagg.message_type import DEVICE_MESSAGES, MessageType
 from secagg.messages import (
     Advertise,
     Complaints,
@@ -18,6 +16,7 @@ from secagg.messages import (
     Confirmations,
     Deliver,
     Included,
+    Invite,
     Masked,
     Roster,
     RosterEntry,

@@ -6,7 +6,7 @@ from math import ceil, sqrt
 import numpy as np
 import pytest
 
-from secagg import noise, packing
+from secagg import masking, packing
 from secagg.errors import SumOutOfRange
 from secagg.packing import PackedSegment
 from tests.secagg.cohort import Cohort, invitation
@@ -25,7 +25,7 @@ def segment(bits):
 
 def longest(bits, w_max):
     """The length that the specification allows the mean of N devices, whose weights add up to N."""
-    return CLIP + segment(bits).step * w_max * noise.rounding_bound(N, SIZE) / N
+    return CLIP + segment(bits).step * w_max * masking.rounding_bound(N, SIZE) / N
 
 
 def mean_with(bits, w_max, length):
@@ -71,6 +71,6 @@ def test_the_rounding_of_honest_devices_is_within_its_bound_and_near_it(devices,
         words = sum((packing.encode((one,), vector, 1, 1) for _ in range(devices)), np.uint64(0))
         sums.append(packing.decode((one,), words, devices, 1).sums - devices * vector)
     lengths = np.linalg.norm(sums, axis=1) / one.step
-    bound = noise.rounding_bound(devices, size)
+    bound = masking.rounding_bound(devices, size)
     assert lengths.max() < bound <= devices * sqrt(size)
     assert size < 30_000 or lengths.min() > 0.9 * bound

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from scipy import special, stats
 
-from secagg import noise, packing
+from secagg import masking, packing
 from secagg.errors import HeadroomError, SumOutOfRange
 from secagg.masking import Keystream
 from secagg.packing import PackedSegment
@@ -45,7 +45,7 @@ def fresh():
 
 @pytest.mark.parametrize("variance", [1, 7, 400, 90_000])
 def test_drawn_numbers_have_the_distribution_of_skellam(variance):
-    assert fits(noise.draw(variance, fresh(), 1 << 18), variance) > LEAST_P
+    assert fits(masking.draw(variance, fresh(), 1 << 18), variance) > LEAST_P
 
 
 @pytest.mark.parametrize("variance", [1, 9])
@@ -55,7 +55,7 @@ def test_every_chance_of_the_table_is_right_to_the_last_bits(variance):
         poisson = [(Decimal(-variance) / 2).exp()]
         for count in range(1, 200):
             poisson.append(poisson[-1] * variance / 2 / count)
-        table, below = noise._table(variance).exact, Decimal(0)
+        table, below = masking._table(variance).exact, Decimal(0)
         for number, threshold in enumerate(table[:60]):
             chance = sum(poisson[i] * poisson[i + number] for i in range(100))
             below += chance if number == 0 else 2 * chance
@@ -71,26 +71,26 @@ def test_a_number_on_a_threshold_is_decided_by_further_bits():
             taken, self.words = self.words[:size], self.words[size:]
             return np.array(taken, np.uint64)
 
-    threshold = noise._table(4).exact[2]
+    threshold = masking._table(4).exact[2]
     first, rest = threshold >> 64, threshold & (1 << 64) - 1
     negative = 1
-    assert noise.draw(4, Fixed(first << 1, rest - 1), 1).tolist() == [2]
-    assert noise.draw(4, Fixed(first << 1, rest), 1).tolist() == [3]
-    assert noise.draw(4, Fixed(first << 1 | negative, rest), 1).tolist() == [-3]
-    assert noise.draw(4, Fixed((first << 1) - 2), 1).tolist() == [2]
+    assert masking.draw(4, Fixed(first << 1, rest - 1), 1).tolist() == [2]
+    assert masking.draw(4, Fixed(first << 1, rest), 1).tolist() == [3]
+    assert masking.draw(4, Fixed(first << 1 | negative, rest), 1).tolist() == [-3]
+    assert masking.draw(4, Fixed((first << 1) - 2), 1).tolist() == [2]
 
 
 @pytest.mark.parametrize(("variance", "size"), [(1, 1), (1, 10**6), (10_000, 100), (2**26, 10**6)])
 def test_noise_beyond_its_bound_is_rarer_than_promised(variance, size):
-    beyond = noise.bound(variance, size)
+    beyond = masking.bound(variance, size)
     tail = probabilities(np.arange(beyond + 1, 3 * beyond), variance).sum()
-    assert 2 * size * tail < 2.0**-noise.RARE_BITS
+    assert 2 * size * tail < 2.0**-masking.RARE_BITS
     assert beyond < 14 * sqrt(variance) + 24
 
 
 def test_noise_is_shorter_than_the_bound_on_its_norm_and_nearly_as_long():
-    drawn = noise.draw(400, fresh(), 1 << 18)
-    assert 0.98 < np.linalg.norm(drawn) / noise.norm_bound(400, drawn.size) < 1
+    drawn = masking.draw(400, fresh(), 1 << 18)
+    assert 0.98 < np.linalg.norm(drawn) / masking.norm_bound(400, drawn.size) < 1
 
 
 @pytest.mark.parametrize(("norm", "size"), [(0.0, 100), (300.0, 5000), (5.0, 40_000)])
@@ -100,7 +100,7 @@ def test_rounded_vectors_keep_the_bound_on_their_norm(norm, size):
     exact = direction * (norm / np.linalg.norm(direction))
     rounded = np.floor(exact + made.random((20, size)))
     squares = (rounded**2).sum(1)
-    most = noise.most_square(norm, size)
+    most = masking.most_square(norm, size)
     assert squares.max() <= most <= (norm + sqrt(size)) ** 2
     # Not far above what happens: rounding adds a quarter of a step's square to every value.
     assert most <= 1.25 * (norm**2 + size / 4) + 500
@@ -109,8 +109,8 @@ def test_rounded_vectors_keep_the_bound_on_their_norm(norm, size):
 def test_rounding_beyond_the_bound_is_done_again(monkeypatch):
     segment, values = noisy(1000, 1), np.full(1000, 0.5, np.float32)
     tight = 495  # half of the values are rounded up: about as many tries exceed it as do not
-    monkeypatch.setattr(noise, "most_square", lambda norm, size: tight)
-    monkeypatch.setattr(noise, "draw", lambda variance, uniform, size: np.zeros(size, np.int64))
+    monkeypatch.setattr(masking, "most_square", lambda norm, size: tight)
+    monkeypatch.setattr(masking, "draw", lambda variance, uniform, size: np.zeros(size, np.int64))
     for _ in range(20):
         words = packing.encode((segment,), values, 1, 1)
         found = packing.decode((segment,), words, 1, 1).fields - HALF
@@ -118,8 +118,8 @@ def test_rounding_beyond_the_bound_is_done_again(monkeypatch):
 
 
 def test_shares_make_the_sum_of_the_honest_as_noisy_as_asked():
-    square = noise.most_square(300.0, 5000)
-    share = noise.share_of(1.5, square, 7)
+    square = masking.most_square(300.0, 5000)
+    share = masking.share_of(1.5, square, 7)
     assert 1.5**2 * square <= 7 * share < 1.5**2 * square + 7
 
 
@@ -137,7 +137,7 @@ def test_noise_of_a_sum_equals_central_noise_when_nobody_drops():
 def test_noise_suffices_when_the_allowed_number_adds_none():
     multiplier, least, corrupt = 1.0, 10, 2
     plain = noisy(20_000, 1)
-    segment = noisy(20_000, noise.share_of(multiplier, plain.most_square, least - corrupt))
+    segment = noisy(20_000, masking.share_of(multiplier, plain.most_square, least - corrupt))
     zeros = np.zeros(segment.size, np.float32)
     words = sum(packing.encode((segment,), zeros, 1, 1) for _ in range(least - corrupt))
     found = packing.decode((segment,), words, least - corrupt, 1).sums
@@ -169,7 +169,7 @@ def test_quantising_with_noise_has_no_bias_to_four_standard_errors():
     [
         (noisy(3, 5, norm=0.0), "norm"),
         (PackedSegment(3, 32, 10, -HALF + 0.4, HALF - 0.6, 300.0, noise=5), "one of the steps"),
-        (noisy(3, noise.MOST_VARIANCE + 1), "fewer bits"),
+        (noisy(3, masking.MOST_VARIANCE + 1), "fewer bits"),
         (noisy(3, 100_000, field_bits=14), "needs fields of 15 bits"),
     ],
 )
@@ -189,7 +189,7 @@ def test_narrowest_fields_with_noise_are_accepted_and_narrower_ones_not():
 def test_a_sum_beyond_range_and_noise_is_noticed(direction):
     segment = noisy(50, 100)
     words = packing.encode((segment,), np.zeros(50, np.float32), 1, 1)
-    beyond = direction * (noise.bound(100, 50) + HALF + 80)
+    beyond = direction * (masking.bound(100, 50) + HALF + 80)
     words[1:2] += np.int64(beyond).view(np.uint64)
     words[-1] = packing._check_word(words[:-1])
     with pytest.raises(SumOutOfRange, match="segment 0"):

@@ -11,7 +11,7 @@ FORBIDDEN = re.compile(
 
 
 def test_there_are_sources():
-    assert len(SOURCES) > 15
+    assert len(SOURCES) > 10
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: path.stem)

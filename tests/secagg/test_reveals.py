@@ -10,10 +10,9 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, rule
 from secagg import keys
 from secagg.client import Client
 from secagg.client_state import ClientStage, ClientState
+from secagg.encoding import MessageType
 from secagg.errors import SecaggError
-from secagg.invite import ACTIVE, HONEST
-from secagg.message_type import MessageType
-from secagg.messages import Confirm, Confirmations, Survivors, Unmask, survivors_digest
+from secagg.messages import ACTIVE, HONEST, Confirm, Confirmations, Survivors, Unmask, survivors_digest
 from secagg.parameters import GraphParameters
 from tests.secagg.cohort import Cohort, invitation
 

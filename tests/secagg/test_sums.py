@@ -8,11 +8,10 @@ import pytest
 
 from secagg.client import Reply
 from secagg.errors import BadVector, BelowThreshold, DuplicateUpload, OutOfOrder, TooFewNeighbours
-from secagg.invite import ACTIVE, HONEST, Invite
-from secagg.masked_sum import MaskedSum, no_words
-from secagg.messages import Masked
+from secagg.messages import ACTIVE, HONEST, Invite, Masked
 from secagg.packing import PackedSegment, word_count
 from secagg.parameters import GraphParameters
+from secagg.session import MaskedSum, no_words
 from tests.secagg.cohort import EXACT, Cohort, dimension, integers, invitation
 
 STAGES = ("M1", "M3", "M5", "M7", "M9", "M11")

@@ -13,7 +13,7 @@ import safetensors.numpy
 from coordinator.rules.states import TaskState
 from coordinator.store.tasks import TaskSettings
 from device_runtime.permission.policy import Policy
-from device_runtime.state.sealing import KeyFile, Sealer
+from device_runtime.state.folder import KeyFile, Sealer
 from export.build import export_bundle
 from fedcore.algorithms.rehearsal import moves_by_participation
 from fedcore.codecs.compression import Compression

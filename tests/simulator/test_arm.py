@@ -124,7 +124,7 @@ def test_the_wheel_installs_with_the_emulated_machines_own_pip_and_trains(machin
     for graph in graphs.values():
         (plan_folder / BlobRef.of(graph).sha256).write_bytes(graph)
     code = "import platform, sys, device_runtime.session as s; print(platform.machine(), s.__file__, file=sys.stderr); "
-    code += "from device_runtime.footprint import main; main()"
+    code += "from device_runtime.capabilities import main; main()"
     done = subprocess.run(
         machine.python("-c", code, str(plan_folder), "onnx"),
         env=machine.environment(PYTHONPATH=str(target)),

@@ -18,9 +18,8 @@ from coordinator.rules.states import AssignmentState, RoundState, TaskState
 from coordinator.store.tasks import TaskSettings
 from device_runtime.conditions import Conditions, Requirements
 from device_runtime.errors import ConfigError
-from device_runtime.state.identity import device_key
+from device_runtime.state.folder import KeyFile, Sealer, device_key
 from device_runtime.state.journal import read_journal
-from device_runtime.state.sealing import KeyFile, Sealer
 from fedcore.wire.signatures import PublicKey, device_id
 from muster.app import app
 from simulator import datasets

@@ -7,7 +7,7 @@ import pytest
 
 from coordinator.errors import InvalidTask
 from coordinator.rules.task_settings import Secagg
-from secagg.session_phase import SessionPhase
+from secagg.session import SessionPhase
 from simulator.forecast.configuration import ForecastConfig
 from simulator.forecast.exchanges import Exchanges
 from simulator.forecast.stretches import DAY_S

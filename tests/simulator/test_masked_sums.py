@@ -16,7 +16,7 @@ from fedcore.privacy.accounting import spent
 from fedcore.privacy.settings import LedgerEntry, Noise, Privacy
 from fedcore.release import SumBounds
 from fedcore.report import WEIGHT, ReportLayout, Segment
-from secagg.noise import share_of
+from secagg.masking import share_of
 from secagg.parameters import least_honest
 from simulator import SimulationConfig, simulate
 from simulator.cohorts import Cohorts

@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 
 from device_runtime.errors import ConfigError
-from device_runtime.native import build as executorch
+from device_runtime.native import library as executorch
 from fedcore.private_files import write_whole
 from simulator.errors import SysrootError
 from simulator.fleet import arm
@@ -21,7 +21,7 @@ from tools.arm import debian
 from tools.arm.calls import call
 
 QEMU_SUITE = "bookworm-backports"
-LOADS = "import device_runtime.footprint, device_runtime.session, simulator.fleet.fork_server; "
+LOADS = "import device_runtime.capabilities, device_runtime.session, simulator.fleet.fork_server; "
 LOADS += "from device_runtime.backends import BACKENDS; BACKENDS['onnxruntime'](); "
 LOADS += "from importlib.metadata import version; version('muster-fl')"
 

@@ -58,7 +58,7 @@ from fedcore.wire.messages import (
     Willing,
 )
 from ingress.connection import hang_up
-from secagg.message_type import MessageType
+from secagg.encoding import MessageType
 
 T = TypeVar("T")
 NUMBER = re.compile(r"[0-9]{1,2}")

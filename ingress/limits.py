@@ -1,16 +1,111 @@
-"""Limits of the connections of one port: the number that wait for a request, and the least rate of bytes on them."""
+"""Limits of a port: callers' addresses, request rates, newcomers, and connections."""
 
 from __future__ import annotations
 
 import asyncio
 import ipaddress
 import time
-from collections import Counter
-from collections.abc import Callable
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import lru_cache
-from typing import Protocol
+from typing import Protocol, TypeAlias
+from urllib.parse import urlsplit
 
-from ingress.addresses import Network, caller_of
+Network: TypeAlias = ipaddress.IPv4Network | ipaddress.IPv6Network
+
+
+def networks(text: str) -> tuple[Network, ...]:
+    """The networks of a text, such as `10.0.0.1, 10.1.0.0/16`. Raises ValueError naming the invalid part."""
+    return tuple(ipaddress.ip_network(part) for part in filter(None, map(str.strip, text.split(","))))
+
+
+def is_this_machine(host: str) -> bool:
+    """Whether a host, by name or address, is reached from this machine only."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def past_proxies(url: str) -> dict[str, None]:
+    """The `mounts` of an httpx2 client for `url`: no proxy that the environment names leads to this machine."""
+    place = urlsplit(url).netloc.rpartition("@")[2]
+    return {f"all://{place}": None} if is_this_machine(urlsplit(url).hostname or "") else {}
+
+
+@lru_cache(maxsize=1 << 14)
+def caller_of(address: str) -> str | None:
+    """The caller for an address: itself, or the /64 network of an IPv6 subscriber. None for loopback: no limit.
+
+    Loopback is this machine: a fleet of emulated devices, or a proxy in front of all devices.
+    """
+    try:
+        ip = ipaddress.ip_address(address.partition("%")[0])
+    except ValueError:
+        return address
+    if isinstance(ip, ipaddress.IPv6Address):
+        if ip.ipv4_mapped is None:
+            return None if ip.is_loopback else ip.exploded[:19]
+        ip = ip.ipv4_mapped
+    return None if ip.is_loopback else str(ip)
+
+
+class Newcomers:
+    """Requests of unknown senders whose bodies are arriving. Beyond `most` at a time, the oldest is cut off.
+
+    So slow requests cannot keep out new ones.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._cut_off: dict[object, Callable[[], None]] = {}
+
+    @contextmanager
+    def hold(self, cut_off: Callable[[], None]) -> Iterator[None]:
+        """Count a request while the block runs. `cut_off` ends the request."""
+        if len(self._cut_off) == self._most:
+            self._cut_off.pop(next(iter(self._cut_off)))()
+        me = object()
+        self._cut_off[me] = cut_off
+        try:
+            yield
+        finally:
+            self._cut_off.pop(me, None)
+
+
+_WINDOW_S = 60.0
+_MOST_CALLERS = 500_000
+"""The most callers that are remembered, about 100 MB; beyond it the least recent one is forgotten."""
+
+
+class RateLimit:
+    """At most `per_minute` requests of each caller in any minute, by the generic cell rate algorithm (ITU-T I.371).
+
+    Each caller is stored as one number, the time at which its whole allowance is free again. So a request takes
+    constant time and memory, even with a million callers. 0 per minute is no limit.
+    """
+
+    def __init__(self, per_minute: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self._interval_s = _WINDOW_S / per_minute if per_minute else 0.0
+        self._clock = clock
+        self._free_at: OrderedDict[str, float] = OrderedDict()
+
+    def wait_s(self, caller: str) -> float:
+        """Count a request and return 0. Beyond the limit, return the seconds until it is admitted, uncounted."""
+        if not self._interval_s:
+            return 0.0
+        now = self._clock()
+        free_at = max(now, self._free_at.get(caller, now)) + self._interval_s
+        # The margin is for rounding: the last request of a full minute is allowed.
+        if free_at - now > _WINDOW_S + 1e-6:
+            return free_at - now - _WINDOW_S
+        self._free_at[caller] = free_at
+        self._free_at.move_to_end(caller)
+        if len(self._free_at) > _MOST_CALLERS:
+            self._free_at.popitem(last=False)
+        return 0.0
+
 
 HEAD_S = 30.0
 """The longest time for a TLS handshake, and from there, or from the last answer, to the end of a request's head."""
