@@ -1,7 +1,7 @@
 """Rounds for a long time, with devices that fall silent and die: memory, files and rows must not grow without end.
 
 Memory is sampled every few seconds, and a line is fitted to the samples after a warm-up. When the last device has
-gone, nothing may be left: as many open files as before, and no open assignment of a round that is over.
+gone, nothing may be left: no more open files than at the start, and no open assignment of a round that is over.
 """
 
 from __future__ import annotations

@@ -21,6 +21,12 @@ TRANSLATED = re.compile(
     r"in the place of|\bin clear\b|\b(?:some|every|any|no)body\b|\bwhoever\b|\banew\b|\bmeanwhile\b", re.IGNORECASE
 )
 """Words by which a sentence reads as translated: English has instead, unencrypted, anyone, again, until then."""
+PAST = re.compile(
+    r"\b(?:as before|until now|formerly|anymore|used to|since version)\b|"
+    r"\b(?:older|earlier|previous) (?:versions|releases) of (?:Muster|this)",
+    re.IGNORECASE,
+)
+"""Words by which a sentence compares with code that is gone."""
 CENTRAL = re.split(
     r",\s+",
     """population, device, example, collection, example store, host application, task, algorithm, operator, token,
@@ -76,6 +82,15 @@ def test_prose_is_wrapped(path):
 def test_guides_do_not_read_as_translated():
     found = {path.name: TRANSLATED.findall(" ".join(path.read_text().split())) for path in GUIDES}
     assert {name: words for name, words in found.items() if words} == {}
+
+
+def test_text_and_code_speak_of_no_past_of_their_own():
+    """What was is in the history of the repository, and from the first release on in the changelog."""
+    paths = {*files(".md", ".py", ".ts", ".html")} - {ROOT / "CHANGELOG.md", Path(__file__)}
+    plain = {
+        path: " ".join(re.sub(r"^\s*(?:[#*]|//) ?", "", path.read_text(), flags=re.MULTILINE).split()) for path in paths
+    }
+    assert {path.name: PAST.findall(text) for path, text in plain.items() if PAST.search(text)} == {}
 
 
 def entries():

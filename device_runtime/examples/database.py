@@ -196,7 +196,7 @@ log = logging.getLogger(__name__)
 
 # Written into the file's header, so that another application's database is not taken for a store.
 APPLICATION_ID = 0x4D757374
-VERSION = 4
+VERSION = 1
 SCHEMA = f"""
 CREATE TABLE collections (
     id INTEGER PRIMARY KEY,

@@ -26,8 +26,8 @@ T = TypeVar("T")
 NAME = "state.db"
 # Written into the file's header, so that another application's database is not taken for ours.
 APPLICATION_ID = 0x4D757353
-# A database of another version is set aside, never migrated: none was ever released.
-VERSION = 9
+# A database of another version is set aside, never migrated.
+VERSION = 1
 SCHEMA = f"""
 BEGIN;
 CREATE TABLE retry (

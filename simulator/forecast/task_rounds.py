@@ -82,7 +82,7 @@ class TaskRounds:
         self._resting = None if separation is None else Participations(separation, 0)
 
     def advance(self, now: float) -> None:
-        """Do all that is due until now."""
+        """Do all that is due by now."""
         while self._events and self._events[0][0] <= now:
             at, serial, row, how = heapq.heappop(self._events)
             work = self._open.get(row)

@@ -252,7 +252,7 @@ export class BrowserDevice {
     });
   }
 
-  /** Change stored data while no page works, and notify the pages. If it fails, they continue as before. */
+  /** Change stored data while no page works, and notify the pages. If it fails, they continue with the old data. */
   async #whileStopped(notice: Notice, work: () => Promise<void>): Promise<void> {
     let done: Notice = "settings";
     this.#pages.tell("stop");
