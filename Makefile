@@ -16,7 +16,7 @@ JS := device_runtime/js
 NODE_IS_NEW := node $(JS)/node-is-new.cjs 2>/dev/null
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test js page docs check format migration algorithms filemap settings reference twin notebooks lock sbom clean
+.PHONY: help install demo test js page docs check format migration notebooks lock sbom clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
@@ -36,7 +36,7 @@ js: $(JS)/node_modules/.package-lock.json ## check and test the device runtime i
 page: $(JS)/node_modules/.package-lock.json ## build the web page by which browsers take part, in device_runtime/js/dist/page
 	cd $(JS) && npm run --silent page
 
-docs: $(INSTALLED) ## build the site of the documents in site/, which opens from there: site/index.html
+docs: $(INSTALLED) ## build the site of the documents, with what the code says: site/index.html
 	$(BIN)/sphinx-build -q -W --keep-going -j auto -c docs -b html . site
 
 check: $(INSTALLED) ## formatting, lint, types, and which package may import which
@@ -49,23 +49,8 @@ format: $(INSTALLED) ## rewrite the sources in the one format, and mend what the
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-migration: $(INSTALLED) ## write the tables of docs/database.md anew, and show what a new revision must do
+migration: $(INSTALLED) ## show what a new revision of the database must do
 	$(BIN)/python -m tools.make_migration
-
-algorithms: $(INSTALLED) ## write the table of docs/algorithms.md and the pages of docs/algorithms/ anew
-	$(BIN)/python -m tools.make_algorithm_pages
-
-filemap: $(INSTALLED) ## write the file map of docs/architecture.md anew
-	$(BIN)/python -m tools.make_file_map
-
-settings: $(INSTALLED) ## write docs/settings.md anew
-	$(BIN)/python -m tools.make_settings_table
-
-reference: $(INSTALLED) ## write the reference of docs/python.md anew
-	$(BIN)/python -m tools.make_python_reference
-
-twin: $(INSTALLED) ## write the table of twins and fleets in docs/performance.md anew
-	$(BIN)/python -m tools.make_twin_table
 
 notebooks: $(INSTALLED) ## run the notebooks in examples/ anew, and keep their outputs
 	$(BIN)/python -m tools.make_notebooks

@@ -1,7 +1,7 @@
 """Failpoints: places at which a test can kill a process as by `kill -9`, to see how a restart goes on.
 
 MUSTER_FAILPOINT names one, and after a colon its occurrence: `round.before-commit:2` is the second. Only this variable
-turns them on; without it they cost one look into the environment. They are listed in docs/database.md.
+turns them on; without it they cost one look into the environment.
 """
 
 from __future__ import annotations

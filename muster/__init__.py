@@ -1,4 +1,4 @@
-"""Muster: a model trained across devices, for programs and notebooks; and the command line.
+"""Muster trains a model across devices: for programs and notebooks, and as the command line::
 
     import muster
 

@@ -135,8 +135,8 @@ class Population:
         """The population of a table of pandas with a row for each example.
 
         user: the column that says whose the example is; users keep the order in which they first come. inputs: columns
-        of numbers, which become `x`, float32 (N, columns), or (N, *shape). label: a column that becomes `y`, int64 for
-        whole numbers (classes) and booleans, else float32. Raises DatasetError, naming column and row, for a column
+        of numbers, which become `x`, float32 (N, columns), or `(N, *shape)`. label: a column that becomes `y`, int64
+        for whole numbers (classes) and booleans, else float32. Raises DatasetError, naming column and row, for a column
         that is missing or holds something else than finite numbers, for a whole number that float32 would round or
         int64 cannot hold, for a row without a user, and for a user without rows.
         """

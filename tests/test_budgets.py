@@ -9,11 +9,11 @@ from tools.count_lines import at, budgets, circles, is_product, work_tree
 
 CEILINGS = {
     "product lines": 113_600,
-    "Python files outside tests": 898,
+    "Python files outside tests": 883,
     "import lines, %": 10.5,
-    "test lines": 79_000,
-    "words": 244_000,
-    "decisions": 102,
+    "test lines": 78_900,
+    "words": 134_600,
+    "decisions": 30,
     "circles": 4,
     "functions over 25 lines, %": 3.8,
 }

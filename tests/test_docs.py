@@ -1,5 +1,6 @@
 """Documents are checked as code is: what exists is documented, and what is documented exists."""
 
+import base64
 import dataclasses
 import functools
 import inspect
@@ -14,7 +15,6 @@ import msgspec
 import pytest
 import typer
 
-from coordinator.failpoints import FAILPOINTS
 from coordinator.operations import OPERATIONS
 from coordinator.rules.progress import Reason
 from coordinator.rules.task_settings import TaskSettings
@@ -31,7 +31,7 @@ from muster.python.operating import Task
 from secagg.messages import Invite
 from simulator.fleet.profile import Kind
 from tests.tree import ROOT, files
-from tools.make_algorithm_pages import PICTURES, documents, pictures
+from tools.pages import MAKERS, facts, made, whole
 
 MACHINE_PATH = re.compile(r"(?<![\w.:~\-/}])/(?:home|root|work|Users|mnt)/\w+")
 LINK = re.compile(r"\[[^\]]+\]\(([^)\s]+)\)")
@@ -122,28 +122,42 @@ def test_every_algorithm_whose_clients_keep_vectors_is_documented():
     assert documented == {name: asks[name] for name, cls in ALGORITHMS.items() if keeps_client_state(cls())}
 
 
-@pytest.mark.parametrize(("path", "text"), documents().items(), ids=lambda one: getattr(one, "name", ""))
-def test_pages_of_algorithms_are_made_from_the_code(path, text):
-    assert path.read_text() == text, "run `make algorithms`"
+def test_every_algorithm_is_on_the_site_with_a_sentence_and_its_settings():
+    listed = {row[0].split("]")[0].strip("["): row[1] for row in rows(made("algorithms"))[2:]}
+    assert listed.keys() == ALGORITHMS.keys()
+    for one in facts():
+        assert len(listed[one.name].split()) > 4, one.name
+        text = section(made(f"algorithms of {one.family}").replace("#### ", "## "), f"`{one.name}`")
+        documented = {row[0]: row[3] for row in rows(text)[2:] if len(row) == 4}
+        assert {name: words for name, words in documented.items() if not words} == {}
+        assert {setting.name for setting in one.settings} <= documented.keys(), one.name
 
 
-def test_pictures_of_learning_curves_are_those_of_the_results_and_small():
-    drawn = pictures()
-    assert sorted(drawn) == sorted(PICTURES.iterdir())
-    for path, picture in drawn.items():
-        assert path.read_text() == picture.svg, f"{path.name}: run `make algorithms`"
-        assert len(picture.svg) < 40_000
-        ElementTree.fromstring(picture.svg)
+def test_pictures_of_learning_curves_are_whole_and_small():
+    made_of = "".join(made(f"algorithms of {one.family}") for one in facts())
+    drawn = set(re.findall(r'src="data:image/svg\+xml;base64,([^"]+)"', made_of))
+    assert len(drawn) == 16
+    for picture in drawn:
+        assert len(picture) < 60_000
+        ElementTree.fromstring(base64.b64decode(picture))
 
 
-def test_pages_of_families_say_when_to_use_them():
-    pages = [path for path in documents() if path.parent.name == "algorithms"]
-    assert sorted(pages) == sorted((ROOT / "docs" / "algorithms").glob("*.md"))
-    for page in pages:
-        by_hand = page.read_text().partition("## ")[0]
-        assert len(by_hand.split()) > 40, f"{page.name}: say what the family is, and when to use it"
-        named = set(re.findall(r"`(\w+)`", by_hand))
-        assert named & set(ALGORITHMS), page.name
+def test_every_family_of_algorithms_says_when_to_use_it():
+    text = section(read("docs/algorithms.md"), "Families")
+    chapters = re.findall(r"^### .+?\n\n(.*?)<!-- made: algorithms of ([\w -]+) -->$", text, re.MULTILINE | re.DOTALL)
+    assert [family for _, family in chapters] == list(dict.fromkeys(family for _, family in chapters))
+    assert {family for _, family in chapters} == {one.family for one in facts()}
+    for by_hand, family in chapters:
+        assert len(by_hand.split()) > 40, f"{family}: say what the family is, and when to use it"
+        assert set(re.findall(r"`(\w+)`", by_hand)) & set(ALGORITHMS), family
+
+
+def test_what_the_site_makes_is_asked_for_once_and_by_its_name():
+    asked = [name for path in files(".md") for name in re.findall(r"<!-- made: (.+?) -->", path.read_text())]
+    asked.remove("NAME")  # how CONTRIBUTING.md says it
+    assert sorted(asked) == sorted([*MAKERS, *{f"algorithms of {one.family}" for one in facts()}])
+    with pytest.raises(KeyError):
+        whole("<!-- made: something else -->")
 
 
 def test_every_setting_of_a_round_is_documented_with_its_default():
@@ -152,10 +166,6 @@ def test_every_setting_of_a_round_is_documented_with_its_default():
     numbers = {name: float(default) for name, default in table.items() if default.replace(".", "").isdecimal()}
     assert numbers == {name: defaults[name] for name in numbers}
     assert numbers.keys() >= {"over_selection", "selection_timeout_s", "reporting_deadline_s", "max_attempts"}
-
-
-def test_every_failpoint_is_documented_and_no_other():
-    assert dict(rows(section(read("docs/database.md"), "Failpoints"))[2:]) == FAILPOINTS
 
 
 def test_a_tasks_methods_in_python_say_what_the_operations_say():
@@ -185,7 +195,7 @@ def test_the_versions_in_the_specifications_are_those_of_the_code():
 
 
 def anchors(path):
-    titles = re.findall(r"^#+ (.*)$", path.read_text(), re.MULTILINE)
+    titles = re.findall(r"^#+ (.*)$", whole(path.read_text()), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
 
 

@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+import muster
 from coordinator.api.admin.problems import ADMIN_PROBLEMS
 from coordinator.metrics import Metrics
 from coordinator.operations import OPERATIONS, PREFIX
@@ -17,14 +18,8 @@ LOADED = re.compile(r'<(?:script|link|img|iframe)\b[^>]*?(?:src|href)="((?:https
 CELL = re.compile(r"<td>(.*?)</td>", re.DOTALL)
 PICTURE = re.compile(r"!\[[^\]]*\]\(https?:")
 NOTEBOOK = "examples/first_federated_model"
-BUILT = (
-    "docs/README.md",
-    "docs/commands.md",
-    "docs/operations.md",
-    "README.md",
-    "docs/decisions/0001-flat-vectors.md",
-    f"{NOTEBOOK}.ipynb",
-)
+DOCUMENTS = ("README", "commands", "operations", "python", "settings", "algorithms", "decisions/0001-flat-vectors")
+BUILT = ("README.md", *(f"docs/{name}.md" for name in DOCUMENTS), f"{NOTEBOOK}.ipynb")
 INCOMPLETE = (
     "WARNING: search index couldn't be loaded, but not all documents will be built: the index will be incomplete.\n"
 )
@@ -71,6 +66,14 @@ def test_the_site_has_every_setting_problem_operation_and_metric_of_the_service(
     samples = {family.name + "_total" * (family.type == "counter") for family in Metrics().registry.collect()}
     assert len(samples) > 20
     assert samples <= cells
+
+
+def test_the_site_has_what_documents_leave_to_the_code(pages):
+    assert [name for name in muster.__all__ if f'id="muster.{name}"' not in pages["docs/python.html"]] == []
+    assert 'id="muster.Coordinator.create"' in pages["docs/python.html"]
+    assert '<section id="secagg-of-a-simulation">' in pages["docs/settings.html"]
+    assert 'href="#fedadam"' in pages["docs/algorithms.html"]
+    assert '<section id="fedadam">' in pages["docs/algorithms.html"]
 
 
 def test_notebooks_are_pages_and_decisions_are_folded(pages):

@@ -24,7 +24,7 @@ from queue import Queue
 
 from muster.header import header
 from tests.tree import ROOT
-from tools.make_file_map import PACKAGES
+from tools.pages import PACKAGES
 
 SKIPPED = ("migrations", "node_modules")
 SEED = 20261124

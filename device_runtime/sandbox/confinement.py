@@ -1,6 +1,6 @@
 """Confinement: the rights that a process permanently gives up before it reads a graph, as far as the system allows.
 
-docs/device.md, "Where graphs run"; why: docs/decisions/0066-what-a-sandbox-gives-up.md.
+docs/device.md, "Where graphs run"; why: docs/decisions/0030-sandbox.md.
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import threading
 from contextlib import closing, contextmanager
@@ -19,7 +20,9 @@ from coordinator.store.database import Database
 from coordinator.store.migrations import BASE, HEAD, Migration, migrate
 from coordinator.store.tables import METADATA
 from tests.coordinator.test_failpoints import die
+from tests.tree import ROOT
 from tools import make_migration
+from tools.pages import made
 
 pytestmark = pytest.mark.every_engine
 
@@ -151,9 +154,13 @@ def test_change_of_tables_without_a_revision_is_said_with_its_operations():
     assert "op.add_column('blobs', sa.Column('tier', sa.Text()" in make_migration.missing(changed)
 
 
-def test_document_is_what_the_tables_say():
-    text = make_migration.DOCUMENT.read_text()
-    assert text == make_migration.document(), "run `make migration`, or: python -m tools.make_migration"
+def test_every_table_and_column_is_on_the_site_with_its_meaning():
+    for table in METADATA.tables.values():
+        assert table.comment, table.name
+        assert f"### {table.name}\n\n{table.comment}.\n" in made("tables")
+        for column in table.columns:
+            assert column.comment, column.name
+            assert re.search(rf"^\| `{column.name}` \| .+ \| .+ \|$", made("tables"), re.MULTILINE)
 
 
 def test_tables_go_down_and_up_again(empty):
@@ -220,7 +227,7 @@ def test_unknown_revision_and_missing_tables_are_named(empty, tmp_path):
 def next_revision(tmp_path, monkeypatch):
     """The folder of the revisions of a later version, which is the one that runs."""
     folder = tmp_path / "revisions"
-    shutil.copytree(make_migration.ROOT / "coordinator/store/revisions", folder)
+    shutil.copytree(ROOT / "coordinator/store/revisions", folder)
     (folder / "versions" / "r0002_next.py").write_text(NEXT)
     monkeypatch.setattr(migrations, "SCRIPTS", str(folder))
     monkeypatch.setattr(migrations, "HEAD", "0002")

@@ -33,7 +33,6 @@ from tests.coordinator.replicas import until
 from tests.coordinator.test_api import assign, check_in, put
 from tests.muster.test_remote import served
 from tests.tree import ROOT
-from tools import make_python_reference
 
 __all__ = ["served"]
 PROGRAM = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
@@ -102,11 +101,6 @@ def test_every_name_can_be_imported_and_others_are_named():
     assert [name for name in muster.__all__ if getattr(muster, name).__name__ != name] == []
     with pytest.raises(AttributeError, match="module 'muster' has no attribute 'simulat0r'"):
         muster.simulat0r  # noqa: B018 - the attribute is the test
-
-
-def test_the_reference_is_that_of_the_docstrings():
-    found = make_python_reference.DOCUMENT.read_text()
-    assert found == make_python_reference.document().rstrip() + "\n", "run `make reference`"
 
 
 def test_the_simulations_of_the_document_run(tmp_path, monkeypatch):

@@ -17,7 +17,7 @@ from simulator.configuration import SimulationConfig
 from tests.coordinator.bundles import make_bundle
 from tests.muster.doors import DOORS, PAIRS, SIMULATION_DOORS, Doors, SimulationDoors, opened
 from tests.muster.test_cli import in_process
-from tools import make_settings_table
+from tools.pages import made
 
 NEEDED = {"population": "phones", "goal": 10, "rounds": 4}
 PRIVACY = {"epsilon": 8.0, "delta": 1e-6, "users": 1000}
@@ -292,6 +292,10 @@ def test_people_read_the_words_of_a_simulations_fields_at_each_door():
     assert {one.name for one in settings_of(SimulationConfig)} - {"dataset"} <= set(keywords)
 
 
-def test_the_document_of_settings_is_that_of_the_fields():
-    assert make_settings_table.DOCUMENT.read_text() == make_settings_table.document(), "run `make settings`"
-    assert re.findall(r"ESTIMATORS|`\w+` \|  \|", make_settings_table.document()) == []
+@pytest.mark.parametrize(("name", "kind"), [("tasks", TaskSettings), ("simulations", SimulationConfig)])
+def test_every_setting_is_on_the_site_with_its_words_and_values(name, kind):
+    text = made(f"settings of {name}") + made("settings of tasks")
+    for part, one in every_setting(kind):
+        about, allowed = (words.replace("|", "\\|") for words in (one.about, one.allowed))
+        assert f"| `{part}{'.' * bool(part)}{one.name}` | {about} | {allowed} |" in text or one.part
+    assert re.findall(r"ESTIMATORS|`\w+` \|  \|", text) == []
