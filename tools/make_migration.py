@@ -1,7 +1,7 @@
 """`make migration`: what a new revision of the database must do.
 
-Run it whenever a table changes. Revisions stay as they are: while they do not lead to the tables of the code, this
-shows the operations that the next one needs, and fails. How it carries rows over is yours to write.
+Run it whenever a table changes. A released revision stays as it is. While all of them do not lead to the code's tables,
+this shows the operations that the next one needs, and fails. How it carries rows over is yours to write.
 """
 
 import sys
