@@ -55,6 +55,15 @@ async def aside(size: int, work: Callable[P, T], *args: P.args, **kwargs: P.kwar
     return work(*args, **kwargs) if size <= _SMALL_BYTES else await run_in_threadpool(work, *args, **kwargs)
 
 
+def header_of(scope: Scope, name: bytes) -> bytes | None:
+    """The first header field of this name, in lower case."""
+    for field, value in scope["headers"]:
+        if field == name:
+            found: bytes = value
+            return found
+    return None
+
+
 async def read_body(request: Request, limit: int) -> memoryview:
     """The whole body of a signed request. Raises TooLarge; WrongBody when another body was signed."""
     body, digest = await read_hashed(request, limit)
@@ -87,7 +96,7 @@ async def read_into(body: Body, request: Request, limit: int) -> None:
 
 def _declared(request: Request, limit: int) -> int:
     """Content-Length; 0 without one."""
-    declared = next((int(value) for name, value in request.scope["headers"] if name == b"content-length"), 0)
+    declared = int(header_of(request.scope, b"content-length") or 0)
     if declared > limit:
         raise _too_large(limit)
     return declared

@@ -25,7 +25,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from coordinator.api.http import ONWARD, answer_refusal
+from coordinator.api.http import ONWARD, answer_refusal, header_of
 from coordinator.api.masked_exchange import MASKED, take_masked
 from coordinator.api.replica_channel import FORWARDED, answer_replica, proof_of, wait_while_there
 from coordinator.api.service import Service
@@ -38,7 +38,7 @@ _POPULATION = re.compile(r"/v1/populations/([^/]+)/checkins")
 _REPORT = re.compile(r"[A-Z]+ /v1/assignments/[^/:]+/report|PUT /v1/assignments/[^/:]+/secagg/7")
 """What may be taken here for a driver elsewhere: reports, and masked ones."""
 _MADE = re.compile(r"/v1/(?:sessions|assignments)/([^/:]+)(?:[/:].*)?")
-_HEALTH = re.compile(r"/(?:healthz|readyz)")
+_HEALTH = ("/healthz", "/readyz")
 # Header fields of one connection only (RFC 9110 §7.6.1), or set by every server itself.
 _OF_ONE_HOP = frozenset({b"connection", b"keep-alive", b"te", b"trailer", b"transfer-encoding", b"upgrade"})
 _OF_EVERY_SERVER = _OF_ONE_HOP | {b"date", b"server"}
@@ -79,12 +79,12 @@ class Router:
                 if self._shared is not None:
                     await self._shared.aclose()
             return
-        take = _FROM_REPLICAS.get(scope["path"])
-        if take is not None and self.is_forwarded(scope):
+        take, forwarded = _FROM_REPLICAS.get(scope["path"]), self.is_forwarded(scope)
+        if take is not None and forwarded:
             await answer_replica(self._service, take, scope, receive, send)
-        elif self.is_forwarded(scope) or _HEALTH.fullmatch(scope["path"]):
+        elif forwarded or scope["path"] in _HEALTH:
             await self._app(scope, receive, send)
-        elif _proof_in(scope) is not None:
+        elif header_of(scope, FORWARDED) is not None:
             # Forged, or made with a key that is being succeeded right now: then the next try succeeds.
             await self._refuse(Unavailable("Muster-Forwarded is for replicas that have this one's key"), scope, send)
         elif not self._answers_devices:
@@ -114,7 +114,7 @@ class Router:
 
     def is_forwarded(self, scope: Scope) -> bool:
         """Whether another replica forwarded a request to this one, with a good proof."""
-        proof = _proof_in(scope)
+        proof = header_of(scope, FORWARDED)
         return proof is not None and hmac.compare_digest(proof, self._proof(scope, self._membership.id))
 
     async def _other_replica(self, path: str) -> tuple[str, str] | None:
@@ -254,10 +254,6 @@ async def _return_answer(response: httpx2.Response, send: Send) -> None:
 
 def _headers_without(headers: Iterable[tuple[bytes, bytes]], but: AbstractSet[bytes]) -> list[tuple[bytes, bytes]]:
     return [(name.lower(), value) for name, value in headers if name.lower() not in but]
-
-
-def _proof_in(scope: Scope) -> bytes | None:
-    return next((value for name, value in scope["headers"] if name == FORWARDED), None)
 
 
 def _target(scope: Scope) -> bytes:

@@ -14,7 +14,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+
+import msgspec
+from msgspec.structs import replace
 
 from coordinator.rules.rounds import RoundPolicy
 from fedcore.wire.messages import RetryWindow
@@ -37,8 +39,7 @@ _WEIGHT = 0.3
 """The weight of the round that ended last in the estimate for the next."""
 
 
-@dataclass(frozen=True, slots=True)
-class RoundTimes:
+class RoundTimes(msgspec.Struct, frozen=True):
     """When a task's round was drawn last, if that is known, and how long its rounds take from there, in seconds."""
 
     drawn_at: float | None = None
@@ -66,8 +67,7 @@ class RoundTimes:
         return max(0.0, (now if self.drawn_at is None else self.drawn_at) + self.takes_s(policy) - now)
 
 
-@dataclass(frozen=True, slots=True)
-class Demand:
+class Demand(msgspec.Struct, frozen=True):
     """The demand of a population's rounds for devices.
 
     cohort: devices that the next rounds draw, together. opens_in_s: until the next selection opens. every_s: from one
@@ -99,8 +99,7 @@ def together(demands: Sequence[Demand]) -> Demand | None:
     return Demand(cohort, min(one.opens_in_s for one in demands), cohort / per_s, demands[0].gather_s)
 
 
-@dataclass(frozen=True, slots=True)
-class Pace:
+class Pace(msgspec.Struct, frozen=True):
     """The arrivals of a population, as of `at`, in seconds from anywhere.
 
     queued: devices that stand in the queue; idle: those that no round can use, in theirs. booked: devices that were

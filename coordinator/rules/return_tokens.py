@@ -12,6 +12,7 @@ import hmac
 import secrets
 import struct
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import NamedTuple
 
 _TIMES = struct.Struct(">dd")
@@ -65,8 +66,13 @@ class Generation:
 
     def mark(self, device: str) -> bytes:
         """What is kept of a device: MARK_BYTES, which say nothing without the key."""
-        return hmac.digest(self.key, f"{self.population}\0{device}".encode(), "sha256")[:MARK_BYTES]
+        return _mark(self.key, self.population, device)
 
     def _mac(self, device: str, said: bytes) -> bytes:
         # Of a known length first, and no name has a zero byte: two things that are said are never the same bytes.
         return hmac.digest(self.key, said + f"{self.population}\0{device}".encode(), "sha256")[:_MAC_BYTES]
+
+
+@lru_cache(maxsize=64)  # a visit asks for it again and again
+def _mark(key: bytes, population: str, device: str) -> bytes:
+    return hmac.digest(key, f"{population}\0{device}".encode(), "sha256")[:MARK_BYTES]

@@ -45,10 +45,12 @@ _ID_HEX = 32
 _LONGEST = 2048
 _ITEM = r'"[a-z@][a-z0-9-]*"'
 _INPUT = re.compile(rf"([a-z*][a-z0-9_.*-]*)=(\(({_ITEM}(?: {_ITEM})*)\)((?:;[a-z]+=[^;]+)+))")
-_PARAMETERS = {"created", "expires", "nonce", "keyid"}
 KEY_ID = re.compile(r"[A-Za-z0-9_.:=+/-]{1,200}")
 """The form of the key ids that a signature can name."""
-_PARAMETER = re.compile(rf';(created|expires)=([0-9]{{1,15}})|;(nonce|keyid)="({KEY_ID.pattern})"')
+_TIME, _NAME = "([0-9]{1,15})", f'"({KEY_ID.pattern})"'
+_FORMS = {"created": _TIME, "expires": _TIME, "nonce": _NAME, "keyid": _NAME}
+_PARAMETERS = re.compile("".join(rf"(?=(?:;[^;]+)*?;{name}={form}(?:;|\Z))" for name, form in _FORMS.items()))
+"""All parameters, in any order; there may be others."""
 _VALUE = re.compile(r"([a-z*][a-z0-9_.*-]*)=:([A-Za-z0-9+/]+=*):")
 _DIGEST = re.compile(r"(?:^|,)\s*sha-256=:([A-Za-z0-9+/]{43}=):\s*(?:$|[,;])")
 
@@ -162,23 +164,18 @@ class Signature:
         parsed, value = _INPUT.fullmatch(signature_input), _VALUE.fullmatch(signature)
         if parsed is None or value is None or parsed[1] != value[1] or len(signature_input) > _LONGEST:
             raise MalformedSignature("Signature-Input and Signature must hold one signature, of one label")
-        covered = tuple(item.strip('"') for item in parsed[3].split(" "))
+        covered = tuple(parsed[3][1:-1].split('" "'))
         if len(set(covered)) < len(covered):
             raise MalformedSignature("the signature covers something twice")
-        parameters: dict[str, str] = {}
-        size = 0
-        for parameter in _PARAMETER.finditer(parsed[4]):
-            parameters[parameter[1] or parameter[3]], size = parameter[2] or parameter[4], size + len(parameter[0])
-        if size != len(parsed[4]) or parsed[4].count(";") != len(_PARAMETERS) or parameters.keys() != _PARAMETERS:
+        parameters = _PARAMETERS.match(parsed[4])
+        if parameters is None or parsed[4].count(";") != len(_FORMS):
             raise MalformedSignature("a signature has created, expires, nonce and keyid, each once, and no others")
         try:
             data = base64.b64decode(value[2], validate=True)
         except ValueError as error:
             raise MalformedSignature(f"the signature is not base64: {error}") from error
-        times = {"created": int(parameters["created"]), "expires": int(parameters["expires"])}
-        return cls(
-            covered=covered, nonce=parameters["nonce"], keyid=parameters["keyid"], text=parsed[2], value=data, **times
-        )
+        created, expires, nonce, keyid = parameters.groups()
+        return cls(covered, int(created), int(expires), nonce, keyid, parsed[2], data)
 
     def check_time(self, now: float) -> None:
         """Raise StaleSignature if the signature is not fresh, MalformedSignature if it is valid for too long."""

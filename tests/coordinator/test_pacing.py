@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 
 import hypothesis.strategies as st
 import pytest
 from hypothesis import given
+from msgspec.structs import replace
 
 from benchmarks.pacing import Scene, course
 from coordinator.rules.pacing import HOUR_S, Demand, Pace, drawn, idle_window, observe, window

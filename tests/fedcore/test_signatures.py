@@ -244,6 +244,7 @@ GOOD = Signer("d", ED25519).headers(request(), 1_700_000_000)
         (GOOD["Signature-Input"].replace("created=", "created=1.5;was="), GOOD["Signature"]),
         (GOOD["Signature-Input"].replace(";nonce=", ";once="), GOOD["Signature"]),
         (GOOD["Signature-Input"] + ";created=1", GOOD["Signature"]),
+        (GOOD["Signature-Input"] + "\n", GOOD["Signature"]),
         (GOOD["Signature-Input"] + ';alg="ed25519"', GOOD["Signature"]),
         (GOOD["Signature-Input"] + ";tag", GOOD["Signature"]),
         (GOOD["Signature-Input"].replace('keyid="d"', f'keyid="{"d" * 3000}"'), GOOD["Signature"]),

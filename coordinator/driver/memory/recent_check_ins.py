@@ -29,15 +29,15 @@ class CheckInLog:
 
     def rejected(self, obstacles: Mapping[str, str], now: float) -> None:
         """Count a rejected check-in: the obstacle between the device and each task."""
-        self.heard({task: {obstacle: 1} for task, obstacle in obstacles.items()}, now)
+        with self._lock:
+            counts = self._counts_at(now)
+            for task, obstacle in obstacles.items():
+                counts[task][obstacle] += 1
 
     def heard(self, obstacles: Mapping[str, Mapping[str, int]], now: float) -> None:
         """Count rejected check-ins, by task and by the obstacle between their devices and it."""
         with self._lock:
-            span = int(now // _SPAN_S)
-            if span not in self._spans:
-                self._forget_before(span - 1)
-            counts = self._spans.setdefault(span, defaultdict(Counter))
+            counts = self._counts_at(now)
             for task, by_obstacle in obstacles.items():
                 counts[task].update(by_obstacle)
 
@@ -50,6 +50,13 @@ class CheckInLog:
         with self._lock:
             self._forget_before(int(now // _SPAN_S) - 1)
             return sum((counts[task] for counts in self._spans.values() if task in counts), Counter[str]())
+
+    def _counts_at(self, now: float) -> ByTask:
+        span = int(now // _SPAN_S)
+        if span not in self._spans:
+            self._forget_before(span - 1)
+            self._spans[span] = defaultdict(Counter)
+        return self._spans[span]
 
     def _forget_before(self, first: int) -> None:
         self._spans = {span: counts for span, counts in self._spans.items() if span >= first}
