@@ -52,9 +52,9 @@ def write(report: Report, folder: Path) -> Path:
     report = REPORT.decode(encoded)
     page = folder / f"{report.study}.md"
     title = report.study.replace("-", " ").capitalize()
-    by_hand = page.read_text().partition(RESULTS)[0] if page.exists() else f"# {title}\n\n"
+    by_hand, _, before = page.read_text().partition(RESULTS) if page.exists() else (f"# {title}\n\n", "", "")
     write_whole(folder / f"{report.study}.json", encoded + b"\n")
-    write_whole(page, (by_hand + results(report)).encode())
+    write_whole(page, (by_hand + results(report, tables=_mark(report) not in before)).encode())
     write_svg_and_png({folder / name: picture for name, picture in pictures(report).items()})
     return page
 
@@ -65,9 +65,18 @@ def pictures(report: Report) -> dict[str, Picture]:
     return {f"{report.study}-{number}.svg": picture for number, picture in enumerate(drawn, 1)}
 
 
-def results(report: Report) -> str:
-    """The results section of a page."""
-    return RESULTS + "\n" + "\n".join(_sections(report))
+def results(report: Report, *, tables: bool = True) -> str:
+    """The results section of a page; without its tables it has a mark, where the site of the documents puts them."""
+    return RESULTS + "\n" + "\n".join(_sections(report, numbers(report) if tables else _mark(report)))
+
+
+def numbers(report: Report) -> str:
+    """The tables of a page, and what was measured."""
+    return "\n".join(_numbers(report))
+
+
+def _mark(report: Report) -> str:
+    return f"<!-- made: results of {report.study} -->\n"
 
 
 def summary(report: Report) -> Iterator[tuple[str, Sequence[str], list[list[str]]]]:
@@ -99,22 +108,26 @@ def cell(value: str | float | PerSeed) -> str:
     return f"{middle:.{decimals}f}{spread}".replace("-", "−") + missing
 
 
-def _sections(report: Report) -> Iterator[str]:
-    seeds = ", ".join(map(str, report.seeds))
-    several = f"Means and standard deviations over {len(report.seeds)} seeds ({seeds})."
+def _sections(report: Report, tables: str) -> Iterator[str]:
     yield _wrapped(f"Question: {report.question} Paper: {report.paper}.")
     if report.quick:
         yield _wrapped("These are the smallest sizes, from `--quick`: they show only that the study runs.")
-    yield _wrapped(f"{report.findings.setup} {several if len(report.seeds) > 1 else f'Seed {seeds}.'}")
     titles = [grid.title for grid in report.findings.grids] + [plot.title for plot in report.findings.plots]
     for name, title in zip(pictures(report), titles, strict=True):
         yield f"![{title}]({name})\n"
-    for title, columns, rows in summary(report):
-        yield f"### {title}\n\n{markdown(columns, rows)}"
+    yield tables
     yield _wrapped(
         f"Made by `{report.command}` on {report.date}, in {report.cpu_minutes:.1f} minutes of CPU time on "
         f"{report.machine}. The numbers of every seed are in [{report.study}.json]({report.study}.json)."
     )
+
+
+def _numbers(report: Report) -> Iterator[str]:
+    seeds = ", ".join(map(str, report.seeds))
+    several = f"Means and standard deviations over {len(report.seeds)} seeds ({seeds})."
+    yield _wrapped(f"{report.findings.setup} {several if len(report.seeds) > 1 else f'Seed {seeds}.'}")
+    for title, columns, rows in summary(report):
+        yield f"### {title}\n\n{markdown(columns, rows)}"
 
 
 def _wrapped(words: str) -> str:

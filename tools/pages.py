@@ -56,8 +56,20 @@ def whole(text: str) -> str:
 @cache
 def made(name: str) -> str:
     """A table, or several, in Markdown. Raises KeyError for a name that is none."""
+    if name.startswith("results of "):
+        return results_of(name.removeprefix("results of "))
     family = name.removeprefix("algorithms of ")
     return algorithms_of(family) if family != name else MAKERS[name]()
+
+
+def results_of(study: str) -> str:
+    """What a study measured."""
+    from research.report import REPORT, numbers
+
+    path = ROOT / "docs" / "studies" / f"{study}.json"
+    if not path.exists():
+        raise KeyError(study)
+    return numbers(REPORT.decode(path.read_bytes()))
 
 
 def file_map() -> str:
