@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import Counter as Tally
 from collections.abc import Callable, Iterable
+from functools import cache
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
@@ -28,6 +29,7 @@ class Metrics:
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
         self.check_ins = self._counter("check_ins", "check-ins, by outcome and reason", "outcome", "reason")
+        self._check_ins_of = cache(self.check_ins.labels)  # finding one by its labels costs more than counting
         self.waiting = self._gauge("sessions_waiting", "sessions that wait for an assignment")
         self.rounds = self._counter("rounds", "rounds that ended, by state and reason", "state", "reason")
         self.rounds.labels(RoundState.COMMITTED, "")  # from 0 on, so that Prometheus sees the first one come
@@ -83,9 +85,9 @@ class Metrics:
     def checked_in(self, answer: CheckInAnswer) -> None:
         """A check-in was answered."""
         if isinstance(answer, Accepted):
-            self.check_ins.labels("accepted", "").inc()
+            self._check_ins_of("accepted", "").inc()
         else:
-            self.check_ins.labels("rejected", answer.reason).inc()
+            self._check_ins_of("rejected", answer.reason).inc()
 
     def round_moved(self, before: Round, after: Round, step_s: float, round_s: float) -> None:
         """A round went on, durably. step_s, round_s: seconds since its last step began, and since it was opened."""

@@ -5,16 +5,14 @@ Spec: docs/spec/wire.md §10.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+import msgspec
 from starlette.requests import Request
 
 from fedcore.errors import InvalidKey, MalformedSignature, Unsigned, WrongBody
 from fedcore.wire.signatures import DIGEST, PublicKey, SignableRequest, Signature, read_signature, sha256_in
 
 
-@dataclass(frozen=True, slots=True)
-class Signed:
+class Signed(msgspec.Struct, frozen=True):
     """The signer of a request whose signature was checked. `digest`: of the body."""
 
     keyid: str

@@ -70,9 +70,20 @@ class Generation:
 
     def _mac(self, device: str, said: bytes) -> bytes:
         # Of a known length first, and no name has a zero byte: two things that are said are never the same bytes.
-        return hmac.digest(self.key, said + f"{self.population}\0{device}".encode(), "sha256")[:_MAC_BYTES]
+        return _hmac(self.key, said + f"{self.population}\0{device}".encode())[:_MAC_BYTES]
 
 
 @lru_cache(maxsize=64)  # a visit asks for it again and again
 def _mark(key: bytes, population: str, device: str) -> bytes:
-    return hmac.digest(key, f"{population}\0{device}".encode(), "sha256")[:MARK_BYTES]
+    return _hmac(key, f"{population}\0{device}".encode())[:MARK_BYTES]
+
+
+def _hmac(key: bytes, said: bytes) -> bytes:
+    keyed = _keyed(key).copy()
+    keyed.update(said)
+    return keyed.digest()
+
+
+@lru_cache(maxsize=4)  # OpenSSL takes longer to set up a key than to hash
+def _keyed(key: bytes) -> hmac.HMAC:
+    return hmac.new(key, digestmod="sha256")

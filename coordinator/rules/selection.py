@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import NamedTuple, TypeVar
+
+import msgspec
+from msgspec.structs import replace
 
 from coordinator.rules.eligibility import Requires
 from coordinator.rules.rounds import Round
@@ -19,8 +22,7 @@ UNRELIABLE_ROUNDS = 20
 """A device that held up a round without a report is unreliable, and drawn last, for this many committed rounds."""
 
 
-@dataclass(frozen=True, slots=True)
-class Capabilities:
+class Capabilities(msgspec.Struct, frozen=True):
     """The statements of a device at check-in: formats that it runs, examples per collection, its machine's state.
 
     examples: rounded down to powers of two. version: of its runtime; memory_mb: of the machine, in MiB, None when it
@@ -32,7 +34,7 @@ class Capabilities:
     version: str = ""
     memory_mb: int | None = None
     keeps_vectors: bool = False
-    conditions: StatedConditions = field(default_factory=StatedConditions)
+    conditions: StatedConditions = StatedConditions()
 
     @classmethod
     def stated_by(cls, message: CheckIn) -> Capabilities:
@@ -93,8 +95,7 @@ class Needs:
         return unmet or ("format" if self.formats.isdisjoint(able.formats) else "")
 
 
-@dataclass(frozen=True, slots=True)
-class Eligibility:
+class Eligibility(msgspec.Struct, frozen=True):
     """The eligibility of one device for tasks, by its check-in. Each task is judged once, however often it is asked.
 
     Neither the needs of a task nor the capabilities that a device stated ever change. device: its id.
@@ -102,7 +103,7 @@ class Eligibility:
 
     device: str
     capabilities: Capabilities
-    _obstacles: dict[str, str] = field(default_factory=dict)
+    _obstacles: dict[str, str] = msgspec.field(default_factory=dict)
 
     @classmethod
     def of(cls, device: str, message: CheckIn) -> Eligibility:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
+import msgspec
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ec import (
     ECDSA,
@@ -121,8 +122,7 @@ class Signer:
         return {"Signature-Input": f"{LABEL}={text}", "Signature": f"{LABEL}=:{signature}:"}
 
 
-@dataclass(frozen=True, slots=True)
-class SignableRequest:
+class SignableRequest(msgspec.Struct, frozen=True):
     """The parts of a request that can be signed. `target`: path and query as they are sent; `field`: gives a header."""
 
     method: str
@@ -143,8 +143,7 @@ class SignableRequest:
         return pairs
 
 
-@dataclass(frozen=True, slots=True)
-class Signature:
+class Signature(msgspec.Struct, frozen=True):
     """A signature as it came: what it covers, its parameters, and both as the text that was signed."""
 
     covered: tuple[str, ...]
