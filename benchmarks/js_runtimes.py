@@ -21,7 +21,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from benchmarks.usage import cpu_s, cpu_s_of_all, family_of
 from coordinator.api.page import PAGE, PageFiles
-from muster.local.browser import PageFailed, Person, phone
+from muster.local.browser_demo import PageFailed, Person, phone
 from simulator.fleet import node
 
 _WORK, _WORKER = "/work", f"{PAGE}/bench.js"

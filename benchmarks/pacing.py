@@ -19,8 +19,7 @@ from benchmarks.options import PacingOptions
 from coordinator.rules.pacing import HOUR_S, Demand, Pace, drawn, observe, window
 from fedcore.wire.messages import RetryWindow
 from muster.output import Say
-from muster.pictures.curves import Axes, draw_curves
-from muster.pictures.picture import Picture
+from muster.pictures.curves import Axes, Picture, draw_curves
 
 DAY_S = 24 * HOUR_S
 MEAN_SHARE, SWING = 0.25, 0.6

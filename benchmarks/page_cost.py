@@ -16,7 +16,7 @@ from export.models import load
 from fedcore.algorithms.algorithm import Algorithm
 from fedcore.plan import Field
 from fedcore.signing import SigningKey
-from muster.local.browser import Person, phone
+from muster.local.browser_demo import Person, phone
 from muster.local.server import LocalCoordinator, local_coordinator
 
 ROUNDS, EXAMPLES = 2, 100

@@ -16,7 +16,7 @@ import psycopg
 
 from coordinator.store.database import Database
 from coordinator.store.tables import METADATA
-from muster.local.memory_folder import memory_folder
+from muster.local.server import memory_folder
 
 USER = "muster"
 # PostgreSQL refuses to run as root: then it runs as whoever exists for the purpose, on a folder of theirs.

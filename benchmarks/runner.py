@@ -18,7 +18,7 @@ import typer
 
 from benchmarks.options import BENCHMARKS
 from muster.header import header
-from muster.options.fields import parameters_of
+from muster.options.settings import parameters_of
 from muster.output import Json, doing, emit
 from muster.plain import say as say_line
 from muster.plain import show_table

@@ -16,14 +16,10 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from muster.python.asking import ask
     from muster.python.demonstrating import demo
-    from muster.python.exporting import export, export_model
-    from muster.python.forecasting import forecast
-    from muster.python.operating import Coordinator, Task
-    from muster.python.plotting import plot
-    from muster.python.simulating import Run, load, simulate
-    from muster.python.sweeping import Sweep, sweep
+    from muster.python.exporting import export, export_model, forecast
+    from muster.python.operating import Coordinator, Task, ask
+    from muster.python.simulating import Run, Sweep, load, plot, simulate, sweep
     from simulator.population import Population
 
 __all__ = [
@@ -47,17 +43,17 @@ _HOMES = {
     "Coordinator": "muster.python.operating",
     "Population": "simulator.population",
     "Run": "muster.python.simulating",
-    "Sweep": "muster.python.sweeping",
+    "Sweep": "muster.python.simulating",
     "Task": "muster.python.operating",
-    "ask": "muster.python.asking",
+    "ask": "muster.python.operating",
     "demo": "muster.python.demonstrating",
     "export": "muster.python.exporting",
     "export_model": "muster.python.exporting",
-    "forecast": "muster.python.forecasting",
+    "forecast": "muster.python.exporting",
     "load": "muster.python.simulating",
-    "plot": "muster.python.plotting",
+    "plot": "muster.python.simulating",
     "simulate": "muster.python.simulating",
-    "sweep": "muster.python.sweeping",
+    "sweep": "muster.python.simulating",
 }
 
 

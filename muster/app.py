@@ -8,28 +8,24 @@ from typing import Annotated
 import typer
 
 from muster.commands import device as on_device
-from muster.commands.algorithms import algorithms_app
+from muster.commands.administration import audit_app
 from muster.commands.ask import ask
-from muster.commands.audit import audit_app
-from muster.commands.authority import authority_app
+from muster.commands.catalogue import algorithms_app, data_app, new
 from muster.commands.checkout import add_checkout
 from muster.commands.coordinator import coordinator_app
-from muster.commands.data import data_app
 from muster.commands.demo import demo
 from muster.commands.doctor import doctor
 from muster.commands.export import export, plan_app
 from muster.commands.fleet import fleet_app
 from muster.commands.forecast import forecast
-from muster.commands.key import key_app
-from muster.commands.new import new
-from muster.commands.plan_log import log
-from muster.commands.plot import plot
+from muster.commands.key import key_app, log
+from muster.commands.model import model_app
 from muster.commands.privacy import privacy_app
-from muster.commands.released_models import model_app
+from muster.commands.serving import authority_app
 from muster.commands.simulate import simulate
-from muster.commands.sweep import sweep
+from muster.commands.sweep import plot, sweep
 from muster.commands.task import task_app
-from muster.options.misplaced import CommandWithSet
+from muster.options.settings import CommandWithSet
 from muster.plain import say
 
 

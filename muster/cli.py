@@ -8,8 +8,7 @@ import traceback
 from typing import Any, NoReturn
 
 from fedcore.termination import exit_on_sigterm
-from muster.exit_codes import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_TERMINATED, EXIT_USAGE
-from muster.plain import remark
+from muster.plain import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_TERMINATED, EXIT_USAGE, remark
 
 OURS = {"authority", "coordinator", "device_runtime", "export", "fedcore", "ingress", "muster", "secagg", "simulator"}
 USAGE_ERRORS = {

@@ -1,4 +1,4 @@
-"""Output of commands that needs only the standard library and msgspec: lines, JSON, and tables in columns of spaces.
+"""Output of commands that needs only the standard library and msgspec, and the commands' exit codes.
 
 Every line of a command passes through here, so that text of strangers in it is made visible.
 """
@@ -16,6 +16,9 @@ from typing import Any, TextIO
 import msgspec
 
 from fedcore.visible import visible
+
+EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED, EXIT_TERMINATED = 1, 2, 130, 143
+
 
 _GAP = "  "
 # A longer word in a cell may be broken: it is a path as a rule.

@@ -1,4 +1,4 @@
-"""Releasing a model: makes and signs its next version, on the machine that has the release key."""
+"""Releasing a model: makes and signs its next version, and refuses what devices would refuse."""
 
 from __future__ import annotations
 
@@ -11,6 +11,9 @@ from coordinator.rules.model_gate import PREFIX, Gate
 from coordinator.rules.roll_outs import ModelVersion
 from coordinator.rules.states import RoundState
 from coordinator.store.starting import round_of
+from device_runtime.permission.policy import Policy
+from fedcore.params import FLOAT_BYTES
+from fedcore.plan import Plan
 
 if TYPE_CHECKING:
     from coordinator.operations import TaskStore
@@ -20,6 +23,19 @@ if TYPE_CHECKING:
     from fedcore.params import Float32
     from fedcore.plan import BlobRef
     from fedcore.signing import SigningKey
+
+
+def refused_by_default(plan: Plan) -> str:
+    """Why such devices refuse a plan: they could not keep it, and would fetch it again in every round. Else empty."""
+    most, checkpoint = Policy().cache_bytes, FLOAT_BYTES * sum(vector.size for vector in plan.broadcast)
+    kept = checkpoint + max(sum(ref.size for ref in plan.kept_refs(form)) for form in plan.graphs)
+    if kept <= most:
+        return ""
+    return (
+        f"Devices keep {kept / 1e6:,.0f} MB of this plan between rounds. Those whose policy has cache_bytes of "
+        f"{most / 1e6:,.0f} MB, as by default, refuse it: take weights in fewer bits, or raise cache_bytes."
+    )
+
 
 FIRST_COUNTER = 1
 

@@ -16,9 +16,8 @@ import msgspec
 
 from fedcore.decoding import decoder
 from fedcore.private_files import write_whole
-from muster.pictures.curves import Axes, draw_bands, ends_and_mean
-from muster.pictures.heat_map import draw_heat_map
-from muster.pictures.picture import Picture, write_svg_and_png
+from muster.pictures.curves import Axes, Picture, draw_bands, ends_and_mean, write_svg_and_png
+from muster.pictures.grids import draw_heat_map
 from muster.tables import markdown
 from research.study import Findings, Grid, PerSeed, Plot, mean
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from muster.local.memory_folder import memory_folder
+from muster.local.server import memory_folder
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 # Tests talk to this machine alone, whatever proxy the environment names.

@@ -12,9 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from muster.commands.alerts import alerts
-from muster.commands.coordinator_keys import keys_app
-from muster.commands.devices import devices_app
+from muster.commands.administration import alerts, devices_app, keys_app
 from muster.commands.serving import ReadyFile, serve_until_terminated
 from muster.commands.stores import Blobs, Database, given_again, located
 from muster.commands.task import FIRST_TASK
@@ -235,7 +233,7 @@ def revoke(
 
 
 def _trial_of(settings: Settings) -> AbstractContextManager[Settings]:
-    from muster.local.trial import trial
+    from muster.local.server import trial
 
     return trial(settings)
 
@@ -243,7 +241,7 @@ def _trial_of(settings: Settings) -> AbstractContextManager[Settings]:
 def _say_next(addresses: Addresses, db: str | None, blobs: str | None, *, trial: bool) -> None:
     task = ["muster", "task", "create", "--plan", "plan", *FIRST_TASK, *given_again(db=db, blobs=blobs)]
     if trial:
-        from muster.local.trial import RELEASE_KEY
+        from muster.local.server import RELEASE_KEY
 
         task += ["--secagg", "--clip-norm", "1", "--release-key", str(RELEASE_KEY)]
     token = ["muster", "coordinator", "token", "--name", "you", *given_again(db=db)]

@@ -166,7 +166,7 @@ def _show(result: DemoResult, picture: Path) -> None:
 
 def _show_app(app: AppResult) -> None:
     """What held-out devices measured, and what one of them read."""
-    from muster.pictures.characters import drawn_in_characters
+    from muster.pictures.curves import drawn_in_characters
 
     say()
     interval = f"95 %: {app.low:.3f} to {app.high:.3f}"

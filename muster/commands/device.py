@@ -1,23 +1,196 @@
-"""`muster device`: one device, on this machine. It needs no more than a device has: no framework for commands."""
+"""`muster device`: one device and its examples, on this machine. It needs no more than a phone has."""
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
+import inspect
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from device_runtime.sandbox.kernel import hide_memory
-from muster.commands.arguments import Group, at_least_one
-from muster.commands.examples import add_examples
 from muster.plain import Lines, emit, say, show_fields, show_table
 
 if TYPE_CHECKING:
     from device_runtime.conditions import Requirements
     from device_runtime.state.journal import Entry
+    from fedcore.plan import Field
+
+
+class Group:
+    """Commands under one name. Parsed arguments have the command's function as `act`.
+
+    `usage` of parsed arguments says what is wrong with them, and ends the process with exit code 2.
+    """
+
+    def __init__(self, name: str, about: str, parser: argparse.ArgumentParser | None = None) -> None:
+        self.parser = parser or argparse.ArgumentParser(prog=name, description=about, allow_abbrev=False)
+        self._commands = self.parser.add_subparsers(metavar="COMMAND", required=True)
+
+    def command(self, act: Callable[[argparse.Namespace], Any], name: str = "") -> argparse.ArgumentParser:
+        """A command that runs `act`, with --json; its name is that of the function if not given."""
+        about = inspect.cleandoc(act.__doc__ or "")
+        parser = self._commands.add_parser(
+            name or act.__name__.replace("_", "-"),
+            help=about.partition("\n")[0],
+            description=about,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+            allow_abbrev=False,
+        )
+        parser.add_argument(
+            "--json", action="store_true", help="Print one JSON object on standard output and nothing else there."
+        )
+        parser.set_defaults(act=act, usage=parser.error)
+        return parser
+
+    def group(self, name: str, about: str) -> Group:
+        """A group inside this one."""
+        return Group(name, about, self._commands.add_parser(name, help=about, description=about))
+
+    def parse_args(self, arguments: Sequence[str]) -> argparse.Namespace:
+        """Parsed arguments. Raises SystemExit: with 2, after saying what is wrong with them; with 0 after help."""
+        return self.parser.parse_args(arguments)
+
+
+def at_least_one(text: str) -> int:
+    """A whole number from 1 on. Raises argparse.ArgumentTypeError."""
+    number = int(text) if text.isdecimal() else 0
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1 on")
+    return number
+
+
+def add_examples(top: Group) -> None:
+    """Add the group of these commands."""
+    group = top.group("examples", "Examples of a device, in a store that stays on this machine.")
+    importing = group.command(import_, "import")
+    importing.add_argument("file", type=Path, metavar="FILE", help="A file *.npz, *.jsonl or *.csv.")
+    importing.add_argument("--collection", default="default", metavar="NAME", help="The one to add to.  [%(default)s]")
+    importing.add_argument(
+        "--field",
+        type=_field,
+        action="append",
+        metavar="NAME:DTYPE[:SHAPE[:HIGH]]",
+        help="A field, like x:float32:28x28 or y:int64::10.",
+    )
+    keeping = group.command(keep)
+    keeping.add_argument("--collection", default="default", metavar="NAME", help="It must be there.  [%(default)s]")
+    keeping.add_argument("--max-age-s", type=float, metavar="S", help="Keep no example for longer, in seconds.")
+    keeping.add_argument("--max-count", type=at_least_one, metavar="N", help="Keep no more examples than this.")
+    keeping.add_argument(
+        "--max-bytes", type=at_least_one, metavar="N", help="Keep no more bytes of examples than this."
+    )
+    deleting = group.command(delete)
+    deleting.add_argument("--collection", metavar="NAME", help="Delete this collection.")
+    deleting.add_argument(
+        "--before", type=_time, metavar="TIME", help="Delete older examples, in local time: 2026-01-31[T12:00[:00]]."
+    )
+    deleting.add_argument("--all", action="store_true", help="Delete all collections.")
+    for command in (importing, group.command(list_, "list"), keeping, deleting):
+        command.add_argument("--store", type=Path, required=True, metavar="DIR", help="The folder of the store.")
+
+
+def import_(options: argparse.Namespace) -> None:
+    """Add all examples of a file, or none if one is refused. The store is made when missing.
+
+    A new collection needs a --field for each of its fields, unless the file is an .npz.
+    """
+    from device_runtime.examples import ExampleStore, import_file
+
+    fields = tuple(options.field or ()) or None
+    done = import_file(ExampleStore.open(options.store), options.file, options.collection, fields)
+    if options.json:
+        return emit(done)
+    aside = {"damaged store kept as": done.put_aside} if done.put_aside else {}
+    return show_fields({"added": done.added, "removed by retention": done.removed, **aside})
+
+
+def list_(options: argparse.Namespace) -> None:
+    """Collections: how many examples, how large, how old, how long they are kept."""
+    import msgspec
+
+    from device_runtime.examples import ExampleStore
+    from device_runtime.examples.database import words
+    from device_runtime.examples.store import FILE
+
+    holdings = ExampleStore(options.store / FILE).holdings()
+    if options.json:
+        return emit({"collections": holdings})
+    columns = ["collection", "examples", "bytes", "oldest", "newest", "fields", "kept at most"]
+    rows = [
+        (
+            h.collection,
+            h.examples,
+            h.bytes,
+            _day(h.oldest),
+            _day(h.newest),
+            words(h.fields),
+            msgspec.structs.asdict(h.retention),
+        )
+        for h in holdings
+    ]
+    return show_table(columns, rows)
+
+
+def keep(options: argparse.Namespace) -> None:
+    """Set how long a collection keeps its examples. The rest goes now, and after every append; oldest first.
+
+    A limit that is not given is none: without any option, all examples are kept.
+    """
+    from device_runtime.examples import ExampleStore, Retention
+    from device_runtime.examples.store import FILE
+
+    retention = Retention(max_age_s=options.max_age_s, max_count=options.max_count, max_bytes=options.max_bytes)
+    removed = ExampleStore(options.store / FILE).retain(options.collection, retention)
+    if options.json:
+        return emit({"collection": options.collection, "retention": retention, "removed": removed})
+    return show_fields({"removed": removed})
+
+
+def delete(options: argparse.Namespace) -> None:
+    """Delete a collection, or examples older than a time, in one collection or all. The bytes are overwritten.
+
+    Give --collection, --before, or both; or only --all.
+    """
+    from device_runtime.examples import ExampleStore
+    from device_runtime.examples.store import FILE
+
+    if options.all == (options.collection is not None or options.before is not None):
+        options.usage("give --collection, --before, or both; or only --all")
+    before = None if options.before is None else options.before.timestamp()
+    removed = ExampleStore(options.store / FILE).delete(options.collection, before)
+    return emit({"removed": removed}) if options.json else show_fields({"removed": removed})
+
+
+def _field(text: str) -> Field:
+    """`name:dtype[:shape[:high]]` as a field. Raises argparse.ArgumentTypeError."""
+    from device_runtime.examples.database import to_field
+
+    name, dtype, shape, high, *more = [*text.split(":"), "", "", ""][: max(4, text.count(":") + 1)]
+    try:
+        sizes = [int(size) for size in shape.split("x")] if shape else []
+        raw = {"name": name, "dtype": dtype, "shape": sizes, "high": int(high) if high else None}
+        if more:
+            raise ValueError(f"{len(more)} parts too many")
+        return to_field(raw)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{text!r} is not like x:float32:28x28 or y:int64::10: {error}") from error
+
+
+def _time(text: str) -> datetime:
+    try:
+        return datetime.fromisoformat(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{text!r} is not like 2026-01-31 or 2026-01-31T12:00") from error
+
+
+def _day(at: float | None) -> str | None:
+    return None if at is None else f"{datetime.fromtimestamp(at, UTC).astimezone():%Y-%m-%d %H:%M}"
+
 
 STATE = Path("device")
 CODES = {"reported": 0, "rejected": 75, "not-needed": 75, "not-now": 75}

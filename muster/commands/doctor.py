@@ -45,8 +45,8 @@ def doctor(
 def _secure(policy: Path | None, db: str | None, blobs: str | None, coordinator: str | None, *, json: bool) -> bool:
     from coordinator.security import of_stopped
     from device_runtime.permission.policy import Policy
+    from muster.doctor import of_device
     from muster.remote import RemoteStore
-    from muster.security import of_device
 
     of_devices = () if policy is None else of_device(Policy.load(policy))
     if coordinator is None:

@@ -63,7 +63,7 @@ def forecast(
         names = [f"{name}, {task}" for name in found for task in ("this task", *tasks)]
         found = dict(zip(names, (one for first in found.values() for one in (first, *first.beside)), strict=True))
     if plot is not None:
-        from muster.pictures.forecasts import draw_forecasts
+        from muster.pictures.curves import draw_forecasts
 
         draw_forecasts(found).save(plot)
         remark(f"picture: {plot}")

@@ -13,8 +13,7 @@ from coordinator.rules.task_settings import TaskSettings
 from fedcore.validation import build
 from muster.commands.stores import Blobs, Database, Remote, given_again, located, open_store, with_store
 from muster.commands.watch import watch
-from muster.creating import Creation, Signs
-from muster.evaluating import Evaluated, starting_from
+from muster.creating import Creation, Evaluated, Signs, starting_from
 from muster.options.task import (
     ComparedModel,
     EvaluatedModel,
@@ -84,7 +83,7 @@ def create(
     from coordinator.store.tasks import CoordinatorStore
     from fedcore.bundle import Bundle
     from fedcore.plan import Plan
-    from muster.refusals import refused_by_default
+    from muster.releasing_models import refused_by_default
 
     evaluated = Evaluated(evaluate, against, evaluate_every, None if evaluation is None else Bundle(evaluation))
     if plan is not None and like is None:  # what is wrong with a setting is said before any file is opened

@@ -22,7 +22,7 @@ from fedcore.bundle import Bundle
 from fedcore.hold_out import is_held_out
 from fedcore.params import Float32
 from fedcore.signing import SigningKey
-from muster.evaluating import Evaluated, starting_from
+from muster.creating import Evaluated, starting_from
 from muster.local.fleet import local_fleet
 from muster.local.server import LocalCoordinator
 from muster.releasing_models import Source, evaluation_of, keep, next_release, plan_of

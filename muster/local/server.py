@@ -1,14 +1,15 @@
-"""A coordinator and an enrolment authority as local processes, for commands that need them."""
+"""A coordinator and an enrolment authority as local processes, for commands and tests."""
 
 from __future__ import annotations
 
 import os
+import shutil
 import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,11 +23,30 @@ from coordinator.lineage import lineage_key
 from coordinator.rules.entities import Evaluates, Regularly, Role, RoundRecord, Task
 from coordinator.rules.states import RoundState
 from coordinator.settings import Settings, load_settings
+from coordinator.store.database import Database
 from coordinator.store.tasks import CoordinatorStore, TaskSettings, open_coordinator_store
 from fedcore.bundle import Bundle
 from fedcore.signing import SigningKey, key_text
 from fedcore.succession import SucceedingKey
+from muster.plain import remark
 from muster.releasing import released
+
+IN_MEMORY, LEAST_FREE_BYTES = "/dev/shm", 1 << 29  # noqa: S108  # each use makes a folder of its own in it
+
+
+def memory_folder() -> str | None:
+    """The folder in memory, if half a gigabyte is free there; else None, for the usual folder of temporary files.
+
+    Databases sync there in no time. If the user set TMPDIR, it is None too.
+    """
+    if os.environ.get("TMPDIR"):
+        return None
+    try:
+        roomy = shutil.disk_usage(IN_MEMORY).free > LEAST_FREE_BYTES and os.access(IN_MEMORY, os.W_OK)
+    except OSError:
+        return None
+    return IN_MEMORY if roomy else None
+
 
 START_TIMEOUT_S = 30.0
 FOR_ONE_MACHINE: Mapping[str, object] = {
@@ -197,3 +217,28 @@ def _end(process: subprocess.Popen[bytes]) -> None:
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()
+
+
+FOLDER = Path("muster-trial")
+"""In the working folder: the keys of a trial, which a later one uses again."""
+RELEASE_KEY = FOLDER / "release.pem"
+
+
+@contextmanager
+def trial(settings: Settings) -> Iterator[Settings]:
+    """The settings with which a coordinator goes by an authority that runs beside it, until the block ends.
+
+    Both take devices without evidence. Raises ServerError.
+    """
+    with closing(Database(settings.database)) as database:
+        server = key_text(Keys.open(settings.keys_file, database).server.public)
+    with starting_authority(FOLDER, server, f"http://{settings.host}:{settings.port}") as authority:
+        authority.process.ready()
+        if not RELEASE_KEY.exists():
+            SigningKey.new(RELEASE_KEY)
+        remark(
+            f"trial: one machine has the keys of coordinator, authority and releases (in {FOLDER}/), and any device "
+            "may enrol. Secure rounds run as they do in the field, but protect nobody's reports from this machine"
+        )
+        given = {"authority": authority.key, "authority_url": authority.url, "accept_unattested": True}
+        yield settings.model_copy(update=given)

@@ -1,18 +1,114 @@
-"""Options made of described settings: one for each setting, and for a part one of KEY=VALUE, or one for each in it."""
+"""Options made of described settings, and settings that were typed as options."""
 
 from __future__ import annotations
 
+import functools
 import inspect
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
-from typing import Annotated, Any
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import MISSING, dataclass, fields, replace
+from itertools import pairwise
+from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 import typer
+from typer.core import TyperCommand
+from typer.models import OptionInfo
 
 from fedcore.validation import Setting, settings_of
-from muster.options.fields import Command, with_parameters
-from muster.options.key_values import parse_key_values
 from muster.options.names import option_of
+
+Command = Callable[..., None]
+
+
+def parameters_of(options: type) -> Iterator[inspect.Parameter]:
+    """One keyword parameter for each field that has a `typer.Option`."""
+    hints = get_type_hints(options, include_extras=True)
+    for field in fields(options):
+        hint = hints[field.name]
+        if get_origin(hint) is Annotated and isinstance(get_args(hint)[1], OptionInfo):
+            default = inspect.Parameter.empty if field.default is MISSING else field.default
+            yield inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=hint)
+
+
+def with_parameters(
+    place: str, parameters: Iterable[inspect.Parameter], make: Callable[[dict[str, Any]], Any]
+) -> Callable[[Command], Command]:
+    """Have a command of keyword parameters take others as options of its own.
+
+    The command gets what is made of them as its parameter `place`, where they stand in its help.
+    """
+    taken = {one.name: one for one in parameters}
+
+    def decorate(act: Command) -> Command:
+        """Give the command its options."""
+        hints = get_type_hints(act, include_extras=True)
+        shown: list[inspect.Parameter] = []
+        for name, own in inspect.signature(act).parameters.items():
+            shown += taken.values() if name == place else [own.replace(annotation=hints[name])]
+
+        @functools.wraps(act)
+        def command(**given: Any) -> None:
+            act(**{place: make({name: given.pop(name) for name in taken})}, **given)
+
+        command.__signature__ = inspect.Signature(shown)  # type: ignore[attr-defined]
+        command.__annotations__ = {one.name: one.annotation for one in shown}
+        return command
+
+    return decorate
+
+
+def parse_key_values(texts: Sequence[str] | None, option: str = "--set") -> dict[str, object]:
+    """The parts as a mapping; True is the value of a key alone. Raises typer.BadParameter on what has no key."""
+    values: dict[str, object] = {}
+    for part in (part.strip() for text in texts or () for part in text.split(",")):
+        key, equals, value = part.partition("=")
+        if not key:
+            raise typer.BadParameter(f"{part!r} is not of the form key=value", param_hint=option)
+        values[key] = value if equals else True
+    return values
+
+
+class CommandWithSet(TyperCommand):
+    """A command with the options --set and --algorithm."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Raises InvalidSetting for an option, or a bare KEY=VALUE, that is a setting, or for the reverse."""
+        from fedcore.algorithms import setting_meant
+        from fedcore.errors import InvalidSetting
+
+        algorithm = _value_of("--algorithm", args) or "fedavg"
+        for given in _values_of("--set", args):
+            name, _, value = given.partition("=")
+            option = f"--{name.replace('_', '-')}"
+            if any(option in param.opts for param in self.params) and setting_meant(name, algorithm) is None:
+                raise InvalidSetting(f"{name} is no setting of {algorithm} but an option: {option} {value}".rstrip())
+        for word, value in self._strange(args):
+            found = setting_meant(word.lstrip("-").replace("-", "_"), algorithm)
+            if found is not None:
+                given = f"{found[0]}={value or 'VALUE'}"
+                raise InvalidSetting(f"no option {word}: {found[0]} is a setting of {found[1]}: --set {given}")
+        return super().parse_args(ctx, args)
+
+    def _strange(self, args: Sequence[str]) -> Iterator[tuple[str, str]]:
+        """Words that are no option here, nor the value of one: each with the value that seems to be meant."""
+        known = {name: param for param in self.params for name in (*param.opts, *param.secondary_opts)}
+        for before, word, after in zip(["", *args], args, [*args[1:], ""], strict=False):
+            taken = before in known and not getattr(known[before], "is_flag", False)
+            name, equals, value = word.partition("=")
+            if name in known or taken or not (equals or name.startswith("--")):
+                continue
+            yield name, value if equals else "" if after.startswith("--") else after
+
+
+def _value_of(option: str, args: Sequence[str]) -> str:
+    """What an option is given first; empty without it."""
+    return next(iter(_values_of(option, args)), "")
+
+
+def _values_of(option: str, args: Sequence[str]) -> list[str]:
+    """What an option is given, each time that it is there."""
+    joined = [word.partition("=")[2] for word in args if word.startswith(f"{option}=")]
+    return joined + [value for name, value in pairwise(args) if name == option]
+
 
 _METAVARS = {
     "whole number": "<int>",

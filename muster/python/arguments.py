@@ -1,17 +1,21 @@
-"""Arguments of the Python API, whose kinds are checked where they come in: an error then speaks of what was given."""
+"""Arguments of the Python API, whose kinds are checked where they come in, and progress in notebooks."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
 import inspect
+import sys
 import textwrap
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
+from time import monotonic
 from typing import Any, TypeVar, cast
 
 from fedcore.validation import Setting, settings_of
 from muster.cli import OURS
 from muster.options.names import in_python
+from muster.plain import rewrite
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -87,3 +91,44 @@ def check_trained(model: object, algorithm: object, settings: object) -> None:
     of_kind("settings", settings, (Mapping, type(None)), SETTINGS)
     if settings and made:
         raise TypeError("settings are for an algorithm that is named: an object has its own")
+
+
+EVERY_S = 0.2
+"""Seconds from one line to the next, at least: a round may take a millisecond."""
+
+
+@contextmanager
+def progress_line() -> Iterator[Callable[[str], None]]:
+    """A block with a function that shows a text in place of the one before; the last one is shown in any case."""
+    shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
+    if shell is None:
+        yield lambda text: None
+        return
+    show = _in_notebook() if hasattr(shell, "kernel") else rewrite
+    latest, shown_at = "", -EVERY_S
+
+    def tell(text: str) -> None:
+        nonlocal latest, shown_at
+        latest = text
+        if monotonic() >= shown_at + EVERY_S:
+            shown_at = monotonic()
+            show(text)
+
+    try:
+        yield tell
+    finally:
+        if latest:
+            show(latest, "\n")
+
+
+def _in_notebook() -> Callable[..., None]:
+    """What shows a line as an output of the cell, which the next line replaces."""
+    handles: list[Any] = []
+
+    def show(text: str, end: str = "") -> None:
+        if handles:
+            handles[0].update({"text/plain": text}, raw=True)
+        else:
+            handles.append(sys.modules["IPython"].display.display({"text/plain": text}, raw=True, display_id=True))
+
+    return show

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fedcore.algorithms import create, module_of
-from muster.local.memory_folder import memory_folder
+from muster.local.server import memory_folder
 from secagg.parameters import LEAST_COHORT
 
 if TYPE_CHECKING:

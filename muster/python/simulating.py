@@ -1,9 +1,10 @@
-"""Simulations from Python: with names or objects, in memory or in a folder, and their runs as tables and pictures."""
+"""Simulations and sweeps from Python, in memory or in folders, and pictures of their curves."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+import tempfile
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -18,24 +19,74 @@ from export.model import Model, ModelSpec
 from fedcore.algorithms import name_of, setting_meant
 from fedcore.algorithms.algorithm import Algorithm
 from fedcore.names import offered
+from fedcore.notebook import table_of
 from fedcore.params import Float32
 from fedcore.private_files import write_whole
-from muster.python.arguments import check_trained, of_kind, speaking_python, with_settings_of
-from muster.python.progress import progress_line
+from muster.pictures.curves import Axes, draw_repeated
+from muster.python.arguments import check_trained, of_kind, progress_line, speaking_python, with_settings_of
 from simulator import datasets
-from simulator.configuration import SimulationConfig, to_config
+from simulator.configuration import SimulationConfig, to_config, without_numpy
 from simulator.course import ACCURACY, Point, noting
+from simulator.engines.threads import one_thread
+from simulator.engines.workers.processes import usable_cores
 from simulator.errors import EngineError
 from simulator.planned import completed_by_plan
 from simulator.population import Population
+from simulator.runs.grouping import grouped
 from simulator.runs.reading import read_run, read_tensors
+from simulator.runs.sweep_file import SweepFile, SweepRun, runs_of
+from simulator.runs.sweeping import RUNS, SEED, SweepOutcome, means_over_seeds, run_sweep
 from simulator.simulation import OnRound, Overrides, SimulationResult, advance, model_of, training_of
 from simulator.training import Tensors
 
 if TYPE_CHECKING:
     import pandas as pd
 
-    from muster.pictures.picture import Picture
+    from muster.pictures.curves import Picture
+    from muster.python.operating import Task
+
+
+Series = dict[int, float]
+
+
+def plot(runs: Run | Task | Sweep | Sequence[Run] | Mapping[str, Run | Task], metric: str = ACCURACY) -> Picture:
+    """A figure of runs over rounds, such as `train.loss`, which a notebook shows; `save(path)` writes a .svg or .png.
+
+    runs: one, several, a sweep, or several by the names that they have in the picture; or tasks of a coordinator. By
+    default curves are named for the settings that differ, and runs that differ only in the seed are one: their mean, in
+    a band from the lowest to the highest. Raises EngineError where there is no run, or none has the figure.
+    """
+    courses = {name: [run.points for run in group] for name, group in _groups(runs).items()}
+    series = {
+        name: [one for one in (_series(points, metric) for points in each) if one] for name, each in courses.items()
+    }
+    if not any(series.values()):
+        names = {name for each in courses.values() for points in each for point in points for name in point} - {"round"}
+        raise EngineError(
+            f"no run has a figure {metric!r}; {offered(metric, sorted(names)) if names else 'there is none'}"
+        )
+    drawn = {name: [list(one.items()) for one in group] for name, group in series.items() if group}
+    return draw_repeated(drawn, Axes(x="rounds", y=metric))
+
+
+def _series(points: Sequence[Mapping[str, float]], metric: str) -> Series:
+    return {int(point["round"]): point[metric] for point in points if metric in point}
+
+
+def _groups(
+    runs: Run | Task | Sweep | Sequence[Run] | Mapping[str, Run | Task],
+) -> Mapping[str, Sequence[Run | Task]]:
+    """Runs by the names of their curves."""
+    if isinstance(runs, Mapping):
+        return {name: [run] for name, run in runs.items()}
+    if isinstance(runs, Sweep):
+        runs = list(runs.runs.values())
+    elif isinstance(runs, Run):
+        runs = [runs]
+    elif not isinstance(runs, Sequence):
+        return {runs.name: [runs]}
+    return grouped(runs, [f"run {number}" for number in range(1, len(runs) + 1)])
+
 
 PARAMS = "server.params"
 DEFAULT_ALGORITHM = "fedavg"
@@ -109,7 +160,6 @@ class Run:
 
     def plot(self, metric: str = ACCURACY) -> Picture:
         """A figure over rounds, as `muster.plot` draws it."""
-        from muster.python.plotting import plot  # half as long to load as all the rest
 
         return plot(self, metric)
 
@@ -242,3 +292,114 @@ def _in_memory(config: SimulationConfig, given: Overrides, on_round: OnRound) ->
 def _params(vectors: Mapping[str, Any]) -> Float32 | None:
     """The model among the vectors of a training; None with a linear baseline."""
     return np.asarray(vectors[PARAMS], np.float32) if PARAMS in vectors else None
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Sweep:
+    """Simulations that are done, or failed.
+
+    outcomes: of all, in order, with the reason of each that has no result. runs: those that are done, by the names of
+    their folders.
+    """
+
+    outcomes: list[SweepOutcome]
+    runs: dict[str, Run]
+
+    def __repr__(self) -> str:
+        lost = [outcome for outcome in self.outcomes if outcome.result is None]
+        first = f", {len(lost)} without a result, first {lost[0].run.name}: {lost[0].why}" if lost else ""
+        return f"Sweep({len(self.outcomes)} runs of {len(self.means)} combinations{first})"
+
+    def _repr_html_(self) -> str:
+        return table_of(list(self.means[0]), [list(row.values()) for row in self.means])
+
+    @property
+    def means(self) -> list[dict[str, Any]]:
+        """A row for each combination: its mean figures over seeds."""
+        return means_over_seeds(self.outcomes)
+
+    @property
+    def table(self) -> pd.DataFrame:
+        """The same as a table. Raises ModuleNotFoundError without pandas."""
+        return frame_of(self.means, "sweep.table", "sweep.means")
+
+    def plot(self, metric: str = ACCURACY) -> Picture:
+        """A figure over rounds, as `muster.plot` draws it."""
+
+        return plot(self, metric)
+
+
+@speaking_python
+def sweep(  # noqa: PLR0913  # what runs, what varies, and where it is kept
+    model: str | ModelSpec,
+    users: str | Population = "digits",
+    algorithm: str | Algorithm = DEFAULT_ALGORITHM,
+    *,
+    grid: Mapping[str, Any],
+    seeds: int = 1,
+    settings: Mapping[str, Any] | None = None,
+    out: Path | str | None = None,
+    processes: int | None = None,
+    **options: Any,
+) -> Sweep:
+    """Run `simulate` with every combination of values, and every seed, each in a process of its own.
+
+    grid: lists of values by keyword, and of settings of the algorithm: {"cohort": [5, 10], "settings": {"client_lr":
+    [0.1, 0.3]}}. seeds: how many, from `seed` on. out: a folder that keeps the runs, which can be of names alone; the
+    same call goes on with a sweep that was ended. processes: how many run at a time, by default one for each core. The
+    other arguments are those of `simulate`. A run that fails keeps no other from running.
+
+    Raises as `simulate`, and RunError naming the run and its option, before any run.
+    """
+    of_kind("grid", grid, (Mapping,), 'lists of values by keyword, such as {"cohort": [5, 10]}')
+    for name, most in (("seeds", seeds), ("processes", 1 if processes is None else processes)):
+        of_kind(name, most, (int,), "a whole number from 1")
+        if most < 1:
+            raise EngineError(f"{name} must be a whole number from 1, not {most}")
+    values, given = arguments_of(model, users, algorithm, settings, options)
+    check_keywords(grid, algorithm, grid=True)
+    named = {here: there for there, here in CALLED.items()}
+    varied = {named.get(name, name): _values(each) for name, each in grid.items()}
+    _check_objects(varied, given)
+    if out is not None and given != Overrides():
+        raise EngineError(NAMES_ALONE)
+    first = values.get(SEED, 0)
+    several = {SEED: list(range(first, first + seeds))} if seeds > 1 and SEED not in varied else {}
+    runs = runs_of(SweepFile(options=values, grid=varied | several), given)
+    if out is not None:
+        return _swept(runs, Path(out), processes)
+    with tempfile.TemporaryDirectory(prefix="muster-sweep-") as folder:
+        made = _swept(runs, Path(folder), processes)
+    return replace(made, runs={name: replace(run, folder=None) for name, run in made.runs.items()})
+
+
+def _values(given: Any) -> Any:
+    """The values of a keyword as a list, of a mapping those of each key; what is neither as it is."""
+    if isinstance(given, Mapping):
+        return {name: _values(each) for name, each in given.items()}
+    several = isinstance(given, Iterable) and not isinstance(given, str)
+    return [without_numpy(value) for value in given] if several else given
+
+
+def _check_objects(varied: Mapping[str, Any], given: Overrides) -> None:
+    """Raise EngineError for a grid over what was given as an object."""
+    fixed = {"model": given.model, "dataset": given.users, "algorithm": given.algorithm, "settings": given.algorithm}
+    for name in varied:
+        if fixed.get(name.partition(".")[0]) is not None:
+            raise EngineError(f"{CALLED.get(name, name)} cannot vary where it was given as an object: give its name")
+
+
+@one_thread()
+def _swept(runs: Sequence[SweepRun], folder: Path, processes: int | None) -> Sweep:
+    ended = 0
+    with progress_line() as tell:
+
+        def on_end(outcome: SweepOutcome) -> None:
+            nonlocal ended
+            ended += 1
+            tell(f"{ended} of {len(runs)} runs, {outcome.run.name} {outcome.status}")
+
+        outcomes = run_sweep(runs, folder, processes or usable_cores(), on_end)
+    done = [(outcome.run, outcome.result) for outcome in outcomes if outcome.result is not None]
+    kept = {run.name: kept_in(folder / RUNS / run.name, run.given, result) for run, result in done}
+    return Sweep(outcomes, kept)

@@ -18,7 +18,7 @@ from fedcore.checkpoint import encode, specs_of
 from fedcore.params import ParamSchema, TensorSpec
 from fedcore.plan import BlobRef, FrozenVectors
 from fedcore.release import decode_release
-from muster.evaluating import Evaluated, starting_from
+from muster.creating import Evaluated, starting_from
 from muster.releasing import released
 from tests.coordinator.bundles import (
     START,

@@ -15,7 +15,7 @@ from coordinator.rules.states import TaskState
 from coordinator.rules.task_settings import Buffered, ClearReports
 from coordinator.store.tasks import TaskSettings
 from fedcore.params import ParamSchema, TensorSpec
-from muster.evaluating import Evaluated, starting_from
+from muster.creating import Evaluated, starting_from
 from tests.coordinator.bundles import make_evaluation_bundle, make_plan, make_private_bundle
 from tests.coordinator.conftest import states
 from tests.coordinator.test_evaluated import measure

@@ -2,7 +2,7 @@
 
 import pytest
 
-from muster.watching import figures
+from muster.commands.watch import figures
 from tests.coordinator.bundles import make_evaluation_bundle
 from tests.coordinator.test_evaluated import evaluate, measure
 from tests.coordinator.test_evaluated import trained as trained  # noqa: PLC0414 - a fixture

@@ -14,7 +14,7 @@ from export.build import export_bundle
 from export.model import Model
 from export.models import load
 from fedcore.signing import SigningKey
-from muster.local.browser import SCREEN, Person, phone
+from muster.local.browser_demo import SCREEN, Person, phone
 from simulator.errors import BrowserMissing
 from tests.coordinator.browser import assert_sound, look_as, violations
 from tests.coordinator.fork_server import wait_until

@@ -7,7 +7,7 @@ from http.server import ThreadingHTTPServer
 from urllib.parse import urlencode
 
 from fedcore.signing import SigningKey
-from muster.local.browser import Person
+from muster.local.browser_demo import Person
 from tests.conformance.browser import Files
 from tests.coordinator.fork_server import wait_until
 from tests.device_runtime.pages import DIGITS, build, kept_examples

@@ -10,7 +10,7 @@ from fedcore import checkpoint
 from fedcore.model_release import ModelRelease
 from fedcore.plan import BlobRef
 from fedcore.signing import SigningKey
-from muster.local.browser import Person
+from muster.local.browser_demo import Person
 from simulator import datasets
 from tests.conformance.browser import served
 from tests.coordinator.fork_server import wait_until

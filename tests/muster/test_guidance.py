@@ -134,7 +134,7 @@ def test_a_task_that_devices_by_default_refuse_says_so(tmp_path, monkeypatch):
     words = ["task", "create", "--plan", make_bundle(tmp_path / "plan").folder, "--population", "p", "--goal", 3]
     plain = in_process(*words, "--rounds", 2, *where)
     assert (plain.exit_code, "cache_bytes" in plain.stderr) == (0, False)
-    monkeypatch.setattr("muster.refusals.Policy", lambda: SimpleNamespace(cache_bytes=10))
+    monkeypatch.setattr("muster.releasing_models.Policy", lambda: SimpleNamespace(cache_bytes=10))
     done = in_process(*words, "--rounds", 2, *where)
     assert done.exit_code == 0, done.exception
     said = " ".join(done.stderr.split())

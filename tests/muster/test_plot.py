@@ -6,8 +6,7 @@ import struct
 import pytest
 
 from fedcore.errors import NotWritten
-from muster.pictures.characters import drawn_in_characters
-from muster.pictures.curves import COLOURS, Axes, draw_bands, draw_curves, draw_repeated
+from muster.pictures.curves import COLOURS, Axes, draw_bands, draw_curves, draw_repeated, drawn_in_characters
 from simulator.configuration import SimulationConfig
 from simulator.runs.grouping import grouped
 from simulator.runs.reading import Run, read_run

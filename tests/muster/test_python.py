@@ -23,7 +23,7 @@ from fedcore.errors import FedcoreError, NotWritten, SchemaError
 from fedcore.notebook import table_of
 from fedcore.plan import Field
 from muster.options.names import in_python
-from muster.python.progress import progress_line
+from muster.python.arguments import progress_line
 from muster.remote import RemoteError
 from simulator import read_run
 from simulator.errors import EngineError, RunError, SimulatorError

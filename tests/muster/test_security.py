@@ -16,7 +16,7 @@ from coordinator.store.tables import AUDIT
 from coordinator.store.tasks import TaskSettings, open_coordinator_store
 from fedcore.signing import SigningKey
 from fedcore.succession import SucceedingKey
-from muster import security
+from muster import doctor as security
 from muster.app import app
 from tests.coordinator.bundles import make_bundle
 from tests.servers import serving_both

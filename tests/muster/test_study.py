@@ -8,7 +8,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from muster.pictures.heat_map import draw_heat_map
+from muster.pictures.grids import draw_heat_map
 from research.report import REPORT, RESULTS, Report, cell, pictures, results, write
 from research.studies import STUDIES
 from research.study import Findings, Grid, Plot, Table

@@ -187,7 +187,7 @@ def test_a_killed_run_and_a_diverged_one_leave_the_others_alone(typed, tmp_path,
 def test_the_heat_map_of_a_model_without_accuracy_says_loss(typed, tmp_path, monkeypatch):
     options = OPTIONS.replace('"logreg"', '"least_squares"\ndataset = "quadratics"')
     (tmp_path / "sweep.toml").write_text(options + "[grid]\nrounds = [1, 2]\ncohort = [2, 3]\n")
-    monkeypatch.setattr("muster.pictures.picture.find_spec", lambda name: None)  # as where resvg is not installed
+    monkeypatch.setattr("muster.pictures.curves.find_spec", lambda name: None)  # as where resvg is not installed
     status, _, err = typed("sweep", tmp_path / "sweep.toml", "--out", tmp_path / "out")
     assert status == 0, err
     assert "PNG files need resvg-py: pip install 'muster-fl[plot]'" in err

@@ -19,7 +19,7 @@ from fedcore.algorithms import create
 from fedcore.hold_out import is_held_out
 from fedcore.signing import SigningKey, key_text
 from fedcore.wire.signatures import device_id
-from muster.evaluating import Evaluated, starting_from
+from muster.creating import Evaluated, starting_from
 from simulator import datasets
 from simulator.configuration import SimulationConfig
 from simulator.engine import Engine, evaluate

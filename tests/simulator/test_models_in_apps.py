@@ -13,7 +13,7 @@ from export.model import Model
 from export.models import load
 from fedcore.algorithms import create
 from fedcore.signing import SigningKey
-from muster.evaluating import Evaluated, starting_from
+from muster.creating import Evaluated, starting_from
 from muster.releasing_models import Source, evaluation_of, keep, next_release
 from simulator import datasets
 from simulator.fleet.fleet import Fleet, FleetConfig

@@ -1,4 +1,4 @@
-"""`muster data`: the data sets that there are, and what one of them holds."""
+"""`muster algorithms`, `muster data` and `muster new`: what there is to start from."""
 
 from __future__ import annotations
 
@@ -8,13 +8,103 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from muster.options.settings import parse_key_values
 from muster.options.simulate import Data
-from muster.output import Json, answer, emit, say, show_fields, show_table
+from muster.output import Json, Settings, answer, emit, remark, say, say_next, show_fields, show_table
+from muster.project import make_project
 
 if TYPE_CHECKING:
+    from fedcore.algorithms.facts import AlgorithmFacts, Size, TripFacts
     from simulator.datasets import Dataset
     from simulator.datasets.facts import PopulationFacts
     from simulator.population import Population
+
+
+algorithms_app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Look at the federated algorithms.")
+
+
+@algorithms_app.command("list")
+def list_algorithms(json: Json = False) -> None:
+    """List every built-in algorithm, with its sizes.
+
+    Also its family, and whether it runs on devices. Sizes are numbers of values, for a model of d parameters, with the
+    default settings. A second trip follows a comma.
+    """
+    from fedcore.algorithms import ALGORITHMS, create
+    from fedcore.algorithms.facts import facts_of
+
+    algorithms = [facts_of(create(name)) for name in ALGORITHMS]
+    if json:
+        return emit(algorithms)
+    columns = ("algorithm", "family", "down", "up", "server state", "trips", "cross-device", "paper")
+    return show_table(columns, [_cells(facts) for facts in algorithms])
+
+
+@algorithms_app.command("show")
+def show_algorithm(
+    name: Annotated[
+        str, typer.Argument(help="An algorithm of the list, or your own as package.module:Class or file.py:Class.")
+    ],
+    settings: Settings = None,
+    json: Json = False,
+) -> None:
+    """Show an algorithm: its equations and settings.
+
+    Also what device and server do. Sizes are numbers of values, for a model of d parameters. They are those of the
+    settings given with --set.
+    """
+    from fedcore.algorithms import create, module_of
+    from fedcore.algorithms.check import check
+    from fedcore.algorithms.facts import facts_of
+
+    algorithm = create(name, parse_key_values(settings), [module_of(name)])
+    check(algorithm)
+    facts = facts_of(algorithm)
+    if json:
+        return emit(facts)
+    for line in (facts.summary, "", *facts.equations.splitlines(), ""):
+        say(line)
+    show_fields(_outline(facts))
+    say()
+    columns = ("setting", "value", "what it may be", "meaning")
+    return show_table(
+        columns, [(setting.name, setting.value, setting.values, setting.meaning) for setting in facts.settings]
+    )
+
+
+def _cells(facts: AlgorithmFacts) -> tuple[object, ...]:
+    from fedcore.algorithms.facts import total
+
+    sizes = (", ".join(map(str, facts.down)), ", ".join(map(str, facts.up)), total(facts.state), total(facts.kept))
+    return (facts.name, facts.family, *sizes, len(facts.trips), facts.paper)
+
+
+def _outline(facts: AlgorithmFacts) -> dict[str, object]:
+    """What device and server do, in a line each."""
+    lines: dict[str, object] = {"family": facts.family}
+    for number, trip in enumerate(facts.trips, 1):
+        of_trip = f" in trip {number}" if len(facts.trips) > 1 else ""
+        lines[f"device receives{of_trip}"] = _vectors(trip.down)
+        lines[f"device runs{of_trip}"] = _runs(trip)
+        lines[f"device reports{of_trip}"] = _vectors(trip.up)
+    means = "weighed by examples" if facts.weighting == "examples" else "each device alike"
+    lines["server takes"] = f"the mean over the cohort, {means}"
+    lines["server keeps"] = _vectors(facts.state)
+    return lines | {"device keeps": _vectors(facts.kept) or "nothing"}
+
+
+def _vectors(sizes: dict[str, Size]) -> str:
+    return ", ".join(f"{name} ({size})" for name, size in sizes.items())
+
+
+def _runs(trip: TripFacts) -> str:
+    passes = [
+        f"{sweep.name} ({sweep.epochs} × all examples in batches of {sweep.batch_size}"
+        f"{f', at most {sweep.steps} steps' if sweep.steps else ''})"
+        for sweep in trip.passes
+    ]
+    return ", then ".join(passes)
+
 
 data_app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Look at data sets, and check them.")
 
@@ -44,8 +134,8 @@ def list_datasets(json: Json = False) -> None:
     return show_table(("data set", "clients", "on disk", "licence", "what"), rows)
 
 
-@data_app.command()
-def show(
+@data_app.command("show")
+def show_dataset(
     name: Annotated[
         str, typer.Argument(help="A data set of the list, package.module:function, file.py:function, or a path.")
     ],
@@ -153,8 +243,8 @@ def _histogram(facts: PopulationFacts) -> list[str]:
 
 
 def _draw(users: Population, title: str, path: Path) -> None:
-    from muster.pictures.label_mix import draw_label_mix
-    from muster.pictures.picture import FORMATS
+    from muster.pictures.curves import FORMATS
+    from muster.pictures.grids import draw_label_mix
     from simulator.datasets.facts import label_counts
     from simulator.errors import DatasetError
 
@@ -164,3 +254,27 @@ def _draw(users: Population, title: str, path: Path) -> None:
     if counts is None:
         raise DatasetError(f"{title} has no classes to draw: `y` holds no integers")
     draw_label_mix(counts, title).save(path)
+
+
+def new(
+    folder: Annotated[
+        Path, typer.Argument(metavar="NAME", help="The folder to make; its last part names the Python package in it.")
+    ],
+    json: Json = False,
+) -> None:
+    """Make a project that runs at once, for you to change.
+
+    It has a model, users, an algorithm, their tests and a simulation.
+
+    \b
+      muster new keyboard
+      cd keyboard
+      muster simulate simulation.toml
+    """
+    paths = make_project(folder)
+    if json:
+        return emit({"folder": str(folder), "files": [str(path) for path in paths]})
+    for path in paths:
+        say(str(path))
+    say_next("train it", ["cd", folder])
+    return remark("  muster simulate simulation.toml")
