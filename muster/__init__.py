@@ -16,9 +16,10 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from muster.python.asking import ask
     from muster.python.demonstrating import demo
     from muster.python.exporting import export, export_model, forecast
-    from muster.python.operating import Coordinator, Task, ask
+    from muster.python.operating import Coordinator, Task
     from muster.python.simulating import Run, Sweep, load, plot, simulate, sweep
     from simulator.population import Population
 
@@ -45,7 +46,7 @@ _HOMES = {
     "Run": "muster.python.simulating",
     "Sweep": "muster.python.simulating",
     "Task": "muster.python.operating",
-    "ask": "muster.python.operating",
+    "ask": "muster.python.asking",
     "demo": "muster.python.demonstrating",
     "export": "muster.python.exporting",
     "export_model": "muster.python.exporting",
