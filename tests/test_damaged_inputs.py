@@ -29,6 +29,8 @@ from tests.authority.test_apple import RECORDED, of_record, statement_of
 from tests.coordinator.bundles import START, make_bundle, make_plan, report_body
 from tests.damage import INPUTS, mutated, outcomes
 
+pytestmark = pytest.mark.promise("Damaged messages, plans and reports are read, or refused by their own error")
+
 STATEMENT, CHALLENGE = statement_of("production")
 PLAN = make_plan()
 LAYOUT = PLAN.report

@@ -55,6 +55,7 @@ def test_a_source_that_would_run_what_it_reads_is_found(source):
     assert list(runs_data(ast.parse(source)))
 
 
+@pytest.mark.security("No data is run as code. … There is no pickle")
 def test_no_source_runs_what_it_reads():
     sources = [path for path in files(".py") if path.relative_to(ROOT).parts[0] in PACKAGES]
     assert len(sources) > 300
@@ -72,6 +73,7 @@ class Payload:
         return open, (str(self.path), "w")
 
 
+@pytest.mark.security("No data is run as code. … There is no pickle")
 @pytest.mark.parametrize(("read", "refusal"), [one[1:] for one in READERS.values()], ids=READERS)
 def test_no_reader_of_what_strangers_send_unpickles_it(tmp_path, read, refusal):
     loot = tmp_path / "loot"

@@ -44,6 +44,7 @@ def test_the_import_contracts_are_kept():
     assert result.returncode == 0, result.stdout + result.stderr
 
 
+@pytest.mark.security("It is needed to export and to simulate, not by coordinators and devices")
 @pytest.mark.parametrize(
     ("package", "forbidden"),
     [
@@ -99,6 +100,7 @@ def test_the_blocker_blocks():
     assert "safetensors is blocked" in result.stderr
 
 
+@pytest.mark.security("ONNX Runtime's own telemetry is turned off before it loads")
 @pytest.mark.parametrize("module", ["device_runtime.session", "export.parity"])
 def test_the_runtime_collects_no_telemetry_and_starts_no_thread(module, tmp_path):
     threads = "import os; print(len(os.listdir('/proc/self/task')))"

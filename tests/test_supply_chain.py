@@ -59,12 +59,15 @@ def test_every_extra_that_brings_torch_names_its_limit_itself():
     assert all(limit in extras[extra] for extra in bringing)
 
 
+@pytest.mark.security("pip refuses a file whose SHA-256 is not there")
+@pytest.mark.security("torch is installed by version only")
 @pytest.mark.parametrize("extra", ["coordinator", "sim", "dev"])
 def test_every_file_of_a_lock_file_has_a_digest(extra):
     assert all(digests for versions in locked(extra).values() for digests in versions.values())
     assert not BY_VERSION & set(locked(extra))
 
 
+@pytest.mark.security("pip refuses a file whose SHA-256 is not there")
 @pytest.mark.parametrize(("target", "extra"), [("demo", "sim"), ("test", "dev")])
 def test_make_installs_the_versions_of_a_lock_file_by_their_digests_first(target, extra):
     shown = subprocess.run(["make", "-n", "-B", target], cwd=ROOT, capture_output=True, text=True, check=True).stdout
@@ -73,6 +76,7 @@ def test_make_installs_the_versions_of_a_lock_file_by_their_digests_first(target
     assert rest.endswith(f" -e '.[{extra}]'")
 
 
+@pytest.mark.security("make sbom lists what an installation has, in CycloneDX")
 @pytest.mark.long
 def test_the_bill_of_materials_lists_what_is_installed(tmp_path):
     shown = subprocess.run(["make", "-n", "sbom"], cwd=ROOT, capture_output=True, text=True, check=True).stdout

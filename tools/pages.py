@@ -43,6 +43,8 @@ PACKAGES = (
     "simulator",
     "muster",
 )
+SECURITY = ("SECURITY.md", "docs/threat-model.md")
+"""The documents on security, whose sentences tests hold."""
 RESULTS = ROOT / "benchmarks" / "results"
 YARDSTICK = "fedavg"
 _MARK = re.compile(r"^<!-- made: ([\w -]+) -->$", re.MULTILINE)
@@ -288,6 +290,58 @@ def tuned(curve: Curve) -> list[str]:
     return words
 
 
+@cache
+def marked(kind: str) -> dict[str, list[str]]:
+    """The tests, or whole files of tests, with a mark of a kind, `promise` or `security`, by its words."""
+    found: dict[str, list[str]] = {}
+    for path in sorted((ROOT / "tests").rglob("test_*.py")):
+        name = str(path.relative_to(ROOT))
+        for node in ast.parse(path.read_text()).body:
+            if isinstance(node, ast.FunctionDef):
+                marks, where = node.decorator_list, f"{name}::{node.name}"
+            elif isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "pytestmark":
+                marks, where = getattr(node.value, "elts", [node.value]), name
+            else:
+                continue
+            for mark in marks:
+                if isinstance(mark, ast.Call) and ast.unparse(mark.func) == f"pytest.mark.{kind}":
+                    found.setdefault(ast.literal_eval(mark.args[0]), []).append(where)
+    return found
+
+
+def promises() -> str:
+    """What the service promises and what the documents on security say, each with the tests that hold it."""
+    parts = ["## The service", "", _held(marked("promise"))]
+    for title, name in zip(("SECURITY.md", "The threat model"), SECURITY, strict=True):
+        text = "\n".join(passages((ROOT / name).read_text()))
+        places = {words: place.start() for words in marked("security") if (place := pattern_of(words).search(text))}
+        parts += [
+            f"## {title}",
+            "",
+            _held({words: marked("security")[words] for words in sorted(places, key=places.get)}),
+        ]
+    return "\n".join(parts)
+
+
+def _held(found: dict[str, list[str]]) -> str:
+    rows = [[words, ", ".join(f"`{one.rpartition('::')[2]}`" for one in held)] for words, held in found.items()]
+    return markdown(["it says", "held by"], rows)
+
+
+def passages(text: str) -> list[str]:
+    """Every paragraph, item and row of a table, but for the tables' heads, on a line; cells with a colon between."""
+    text = re.sub(r"^\|.*\|\n\|[-|]+\|\n", "", text, flags=re.MULTILINE)
+    text = re.sub(r"^\| (.*) \|$", lambda row: "\n" + row[1].replace(" | ", ": ") + "\n", text, flags=re.MULTILINE)
+    blocks = re.split(r"\n\s*\n|^\* ", re.sub(r"^#.*$", "\n", text, flags=re.MULTILINE), flags=re.MULTILINE)
+    plain = (re.sub(r"\[([^\]]+)\]\([^)]+\)|[*`]", r"\1", block) for block in blocks)  # no bold, code or links
+    return [" ".join(block.split()) for block in plain if block.strip()]
+
+
+def pattern_of(words: str) -> re.Pattern[str]:
+    """The pattern of a mark's words, in which … stands for others."""
+    return re.compile(".*".join(re.escape(part) for part in words.split(" … ")))
+
+
 def commands() -> str:
     """The help of every command."""
     from muster.app import app  # as the command line has it
@@ -323,6 +377,7 @@ MAKERS: dict[str, Callable[[], str]] = {
     "metrics": metrics,
     "operations of the admin API": operations,
     "problems of the admin API": problems,
+    "promises": promises,
     "settings of the service": settings_of_the_service,
     "settings of tasks": settings_of_tasks,
     "settings of simulations": settings_of_simulations,

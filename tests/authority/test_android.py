@@ -30,6 +30,8 @@ from tests.authority.android import (
 from tests.authority.test_service import Newcomer, refused
 from tests.servers import authority_serving
 
+pytestmark = pytest.mark.security("there is a real one with the app behind a key")
+
 ROUNDS = 2000
 NOW = 1_800_000_000
 AT = dt.datetime.fromtimestamp(NOW, dt.UTC)
@@ -72,6 +74,7 @@ def test_a_phone_in_another_state_or_with_another_app_is_refused(maker, phones, 
         phones.check(maker.chain(CHALLENGE, **described), CHALLENGE, NOW)
 
 
+@pytest.mark.security("its evidence, which is bound to the key and the moment")
 def test_evidence_for_another_key_or_another_time_is_refused(maker, phones):
     attestation = Attestation(False, phones=phones)
     evidence = AndroidKey(maker.chain(CHALLENGE))

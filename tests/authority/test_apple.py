@@ -26,6 +26,8 @@ from tests.authority.test_service import Newcomer, refused
 from tests.servers import authority_serving
 from tests.tree import ROOT
 
+pytestmark = pytest.mark.security("there is a real one with the app behind a key")
+
 RECORDED = json.loads((ROOT / "tests" / "vectors" / "app_attest.json").read_text())
 
 

@@ -44,6 +44,7 @@ def test_a_beacon_is_the_same_for_the_same_roster_and_devices_take_it(beacons):
     check_beacon(public(AUTHORITY), drawn, INVITE.hash, CHOSEN, root_of(LEAVES))
 
 
+@pytest.mark.security("draws the beacon … once for a device under an invitation")
 @pytest.mark.parametrize(
     "other",
     [

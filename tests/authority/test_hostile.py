@@ -27,6 +27,8 @@ from tests.coordinator.connections import begun, connect
 from tests.coordinator.devices import SignedBy
 from tests.coordinator.replicas import until
 
+pytestmark = pytest.mark.promise("An enrolment authority under attack serves devices, within its limits")
+
 GET = b"GET /healthz HTTP/1.1\r\nHost: x\r\n"
 CEILING = 256 << 20
 """Bytes of address space that the authority may take beyond those with which it served its first device."""

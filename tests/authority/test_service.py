@@ -94,6 +94,7 @@ def test_a_key_that_the_device_does_not_hold_gets_no_credential(authority):
     refused(newcomer.ask(client, secagg=stolen.secagg, possession=stolen.possession), "not-attested")
 
 
+@pytest.mark.security("its evidence, which is bound to the key and the moment")
 def test_only_devices_that_know_the_secret_get_a_credential(authority):
     client, _ = authority
     newcomer, other = Newcomer(), Newcomer()

@@ -15,6 +15,8 @@ from tests.device_runtime.node import node, sessions
 from tests.forked import DEVICE, forked
 from tests.tree import ROOT
 
+pytestmark = pytest.mark.promise("Devices in Python, Node and browsers keep the protocol with any coordinator")
+
 LONG = pytest.mark.long
 IN_A_BROWSER = ("sends_a_kept_report", "sums_securely", "refuses_a_loop")
 

@@ -81,6 +81,8 @@ def every_route(client, task):
                 yield method.upper(), path.format(**names)
 
 
+@pytest.mark.promise("Operators need a token of the right role, on another port")
+@pytest.mark.security("The admin API has a port of its own, asks for a token with a role")
 def test_nobody_is_served_without_a_good_token(store, register, admin):
     task = register()
     stolen, text = issue(store.database, "mallory", Role.OPERATOR)
@@ -101,6 +103,7 @@ def test_nobody_is_served_without_a_good_token(store, register, admin):
     assert store.task(task).state is TaskState.ACTIVE
 
 
+@pytest.mark.security("Questions without noise can be refused")
 def test_a_coordinator_may_refuse_questions_without_noise(store, tmp_path, admin):
     clear, noisy = (labels(private=private, most_rows=8) for private in (False, True))
     asks = [make_question_bundle(tmp_path / str(question.private), question) for question in (clear, noisy)]
@@ -118,6 +121,7 @@ def test_a_coordinator_may_refuse_questions_without_noise(store, tmp_path, admin
         assert create(client, asks[0]).status_code == 201
 
 
+@pytest.mark.security("a task's history names the token behind every change")
 def test_operator_creates_and_moves_a_task_and_the_history_names_whom(store, tmp_path, admin):
     bundle = make_bundle(tmp_path / "new")
     with admin(Role.OPERATOR) as client:
@@ -179,6 +183,7 @@ def test_blobs_collected_time_and_again_are_answered_try_later(tmp_path, admin, 
         assert int(answer.headers["Retry-After"]) >= 1
 
 
+@pytest.mark.security("Bad input is answered with a problem and changes nothing")
 def test_unusable_uploads_bundles_and_settings_leave_no_task(store, tmp_path, admin):
     bundle, damaged = (
         make_bundle(tmp_path / "good"),
@@ -212,6 +217,7 @@ def test_unusable_uploads_bundles_and_settings_leave_no_task(store, tmp_path, ad
     assert store.tasks() == []
 
 
+@pytest.mark.security("The admin API has a port of its own, asks for a token with a role")
 def test_each_port_has_its_own_addresses_alone(register, admin):
     task = register()
     with admin(Role.OPERATOR) as client, httpx2.Client(base_url=client.devices) as devices:

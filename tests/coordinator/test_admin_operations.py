@@ -232,6 +232,8 @@ def test_a_task_over_http_is_the_one_that_the_store_makes(store, operator, tmp_p
     assert not operator.present("0" * 64)
 
 
+@pytest.mark.promise("Operators need a token of the right role, on another port")
+@pytest.mark.security("The admin API has a port of its own, asks for a token with a role")
 def test_viewer_looks_and_changes_nothing(store, register, trained, urls, devices, tmp_path):
     data, bundle = b"uploaded by a viewer", make_bundle(tmp_path / "plan")
     new = NewTask(bundle.manifest, TaskSettings(population="phones", goal=2, rounds=1))

@@ -175,6 +175,7 @@ def test_a_credential_of_the_authority_admits_its_device_and_no_other(store, tmp
         refused(enrol(client, other, held(of=other)), "not-attested")
 
 
+@pytest.mark.security("there is a real one with the app behind a key")
 def test_coordinator_enrols_phones_that_their_platform_attests(store, tmp_path):
     place = {"database": f"sqlite:///{tmp_path}/state.db", "blobs": tmp_path / "blobs", "port": 0}
     maker, now = Maker(dt.datetime.now(dt.UTC)), int(time.time())
@@ -199,6 +200,7 @@ def test_coordinator_enrols_phones_that_their_platform_attests(store, tmp_path):
 # --- who is let in
 
 
+@pytest.mark.security("Every request of a device is signed, and refused by name")
 def test_every_route_but_health_wants_a_signature(client):
     document = client.get("/openapi.json").json()
     for path, methods in document["paths"].items():
@@ -214,6 +216,9 @@ def test_every_route_but_health_wants_a_signature(client):
                 assert answer.headers["www-authenticate"] == "Signature"
 
 
+@pytest.mark.promise("Unsigned, forged, replayed and stale requests, and those for another device, are refused")
+@pytest.mark.security("Every request of a device is signed, and refused by name")
+@pytest.mark.security("A process takes a request once")
 def test_who_is_not_who_they_say_is_refused_by_name_and_nothing_changes(register, client, rows):
     register()
     assert check_in(client, "b").status_code == 200  # the population is driven from now on
@@ -244,6 +249,9 @@ def test_who_is_not_who_they_say_is_refused_by_name_and_nothing_changes(register
     assert client.post(CHECKINS, content=HELLO, headers=fields(a, "POST", url, HELLO)).status_code == 200
 
 
+@pytest.mark.promise("Unsigned, forged, replayed and stale requests, and those for another device, are refused")
+@pytest.mark.security("Every request of a device is signed, and refused by name")
+@pytest.mark.security("A process takes a request once")
 def test_a_request_that_came_before_is_refused(register, client):
     register()
     assert check_in(client, "b").status_code == 200  # the population is driven from now on
@@ -282,6 +290,8 @@ def _seconds(date):
     return time.mktime(time.strptime(date, "%a, %d %b %Y %H:%M:%S GMT")) - time.timezone
 
 
+@pytest.mark.promise("Unsigned, forged, replayed and stale requests, and those for another device, are refused")
+@pytest.mark.security("A session or an assignment is for the device that it was given to")
 def test_session_and_assignment_belong_to_their_device(store, register, client, rows):
     task = register(goal=1)
     session = check_in(client, "a").json()["session"]
@@ -313,6 +323,8 @@ def test_body_other_than_the_signed_one_is_refused_unread(register, client):
     assert put(client, given.assignment, body).status_code == 200
 
 
+@pytest.mark.promise("Bad input gets a problem document, never a 5xx, and changes nothing")
+@pytest.mark.security("Bad input is answered with a problem and changes nothing")
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     name=st.sampled_from(["signature", "signature-input", "content-digest"]),

@@ -19,6 +19,8 @@ from tests.coordinator.devices import speaking_to
 from tests.coordinator.test_api import assign, check_in, put
 from tests.servers import serving
 
+pytestmark = pytest.mark.promise("No row points at a missing blob, during garbage collection and in a backup too")
+
 DOCUMENT = Path(__file__).parents[2] / "docs" / "operations.md"
 
 

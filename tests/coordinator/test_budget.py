@@ -95,6 +95,7 @@ def test_a_population_whose_name_cannot_be_has_no_budget(store):
             store.set_budget(name, 1.0, DELTA)
 
 
+@pytest.mark.security("a task that would exceed it is refused before a device hears of it")
 @pytest.mark.every_engine
 def test_a_task_that_would_exceed_the_budget_is_refused_with_what_is_left(store, ask):
     store.set_budget("phones", 1.3, DELTA)
@@ -120,6 +121,7 @@ def test_a_task_without_privacy_is_refused_where_there_is_a_budget(store, regist
     register()
 
 
+@pytest.mark.security("a task that would exceed it is refused before a device hears of it")
 @pytest.mark.every_engine
 def test_one_of_two_tasks_that_are_created_at_once_is_refused(store, database, tmp_path, private):
     store.set_budget("phones", 1.0, DELTA)
@@ -214,6 +216,7 @@ def test_a_task_that_was_cancelled_while_a_round_ran_counts_with_it(store, ask, 
     assert store.budget("phones").tasks[0].rounds == 0
 
 
+@pytest.mark.security("a task that would exceed it is refused before a device hears of it")
 def test_a_rollback_that_would_exceed_the_budget_is_refused(store, ask, desk):
     task = ask(rounds=3, privacy=PrivacyBudget(**BUDGET, noise_multiplier=20.0))
     train(desk, 2)

@@ -17,6 +17,8 @@ from tests.coordinator.devices import speaking_to
 from tests.coordinator.replicas import Phones, driver_and_other, replicas_on, until
 from tests.coordinator.test_api import assign, put, refused
 
+pytestmark = pytest.mark.promise("In buffered mode a killed replica loses no receipt, and devices at work continue")
+
 GOAL, ROUNDS, DEVICES = 3, 4, 5
 PATIENCE_S = 120
 

@@ -34,6 +34,7 @@ def writes(observer):
     return value
 
 
+@pytest.mark.promise("A rejected check-in writes nothing")
 @every_engine
 def test_idle_task_and_rejected_check_ins_write_nothing(store, register, desk):
     task = register(min_examples=50)

@@ -54,6 +54,7 @@ def test_report_within_bounds_is_added_as_it_came():
     assert bounded_report(ClearReports(), honest, LAYOUT, KEY) is honest
 
 
+@pytest.mark.security("A report in the clear is scaled down to max_norm and max_weight")
 @pytest.mark.parametrize("size", [11.0, 1e18, 1e30, 3e37])
 def test_longer_update_is_scaled_to_the_bound_in_its_direction(size):
     delta, _ = mean_of(ClearReports(max_norm=10.0), report_vector([0.6 * size, 0, -0.8 * size, 0], 4.0))
@@ -67,6 +68,7 @@ def test_small_weight_hides_no_long_update(weight):
     np.testing.assert_allclose(delta, [600, 0, -800, 0], rtol=1e-6)
 
 
+@pytest.mark.security("A report in the clear is scaled down to max_norm and max_weight")
 def test_greater_weight_counts_as_the_bound_in_means_and_metrics():
     honest, greedy = report_vector([1, 0, 0, 0], 10.0, loss=20.0), report_vector([0, 1, 0, 0], 1e30, loss=4e30)
     delta, metrics = mean_of(ClearReports(max_weight=30.0), honest, greedy)
@@ -87,6 +89,7 @@ def test_bounds_that_cannot_be_are_refused_by_name(wrong, says):
         ClearReports(**wrong)
 
 
+@pytest.mark.security("muster task rollback goes back to an earlier model")
 @pytest.mark.every_engine
 def test_rollback_goes_on_from_an_earlier_model_under_new_numbers(store, register, desk):
     task = register(goal=1, rounds=3)

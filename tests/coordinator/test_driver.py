@@ -105,6 +105,7 @@ def test_selection_timeout_with_too_few_becomes_the_next_attempt(store, register
     assert states(store, task) == [(1, 1, "abandoned", "too-few-devices"), (1, 2, "reporting", "")]
 
 
+@pytest.mark.promise("Silent devices, and devices that die during an upload, stall no round")
 def test_silent_devices_cannot_stall_a_round_that_has_its_minimum(store, register, desk):
     task = register(goal=3, minimum=1, reporting_deadline_s=60)
     quick, *silent = desk.assign("a", "b", "c")
@@ -143,6 +144,7 @@ def test_report_beyond_the_goal_is_refused(store, register, desk):
     np.testing.assert_array_equal(store.checkpoint(task)["params"], START + np.array([1, 0, 0, 0]))
 
 
+@pytest.mark.promise("No report counts twice, and none with a receipt is missing from a committed round")
 def test_replayed_report_counts_once_and_another_one_conflicts(store, register, desk):
     task = register(goal=2)
     first, second = desk.assign("a", "b")
@@ -370,6 +372,7 @@ def test_draining_sends_devices_away_and_still_takes_reports(store, register, de
     assert states(store, task)[0] == (1, 1, "committed", "")
 
 
+@pytest.mark.promise("Overload is shed, with the time to come back")
 def test_full_queue_is_refused_at_once(desk):
     for _ in range(16):
         desk.driver.submit(CancelWait("s", Future()))

@@ -35,6 +35,8 @@ from tests.coordinator.bundles import (
 from tests.coordinator.replicas import Phones, replicas_on, until
 from tests.forked import COMMAND, forked
 
+pytestmark = pytest.mark.promise("Every readable noisy sum has one row in the ledger, and tasks keep their budget")
+
 GOAL, ROUNDS = 4, 3
 SERVING = [name for name in FAILPOINTS if name.partition(".")[0] in ("blob", "assignment", "report", "round")]
 EVERY = [(engine, f"{name}:{n}") for engine in ("sqlite", "postgresql") for name in SERVING for n in range(1, 4)]
@@ -133,6 +135,7 @@ def train(store, task, replicas, failpoint, kind=Learners):
     return devices
 
 
+@pytest.mark.promise("After `kill -9` at any durable step the model is bit for bit that of an undisturbed run")
 @killed_at(("sqlite", ""), ("postgresql", ""), *SOME)
 def test_killed_training_ends_with_the_model_of_an_undisturbed_one(store, register, replicas, failpoint):
     task = register(goal=GOAL, rounds=ROUNDS)
@@ -149,6 +152,7 @@ def test_killed_training_ends_with_the_model_of_an_undisturbed_one(store, regist
         assert store.blobs.get(digest)
 
 
+@pytest.mark.promise("After `kill -9` every version of a buffered model has exactly the reports in its rows")
 @killed_at(("sqlite", "round.after-commit:2"), ("postgresql", "round.before-commit:2"))
 def test_killed_buffers_lose_no_version_and_count_no_report_twice(store, register, replicas, tmp_path, failpoint):
     bundle = make_bundle(tmp_path / "fedbuff", make_plan(weighting="uniform"), "fedbuff", start=START)

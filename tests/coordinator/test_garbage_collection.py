@@ -145,6 +145,7 @@ def test_what_is_new_stays_and_what_a_killed_write_left_goes(store, register, tm
     assert files(tmp_path) == known(store)
 
 
+@pytest.mark.promise("No row points at a missing blob, during garbage collection and in a backup too")
 def test_model_keeps_its_bytes_for_the_grace_after_its_row(store, register, desk, tmp_path):
     """A backup takes the rows first: whatever they point at is still there when the bytes are copied."""
     task = register(goal=1, rounds=5)
@@ -239,6 +240,7 @@ def test_stopping_waits_for_the_collection_in_its_thread(store, monkeypatch):
     assert asyncio.run(stop())
 
 
+@pytest.mark.promise("No row points at a missing blob, during garbage collection and in a backup too")
 def test_no_row_points_at_a_missing_blob_while_tasks_are_registered(store, tmp_path):
     """Bytes go as soon as they are there, or even while they are written: most registrations have to try again."""
     done, sweeping, failures, tries = threading.Event(), threading.Event(), [], 0

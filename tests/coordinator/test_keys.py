@@ -28,6 +28,7 @@ def known(store):
         return records.identity.get("server")
 
 
+@pytest.mark.security("The database holds the public key, and no coordinator starts with another")
 @pytest.mark.every_engine
 def test_keys_are_made_at_the_first_start_and_known_to_the_store(store, tmp_path):
     folder = tmp_path / "secret"
@@ -39,6 +40,7 @@ def test_keys_are_made_at_the_first_start_and_known_to_the_store(store, tmp_path
     assert known(store) == made.server.public.hex()
 
 
+@pytest.mark.security("a copy of the database … can sign no invitation")
 @pytest.mark.every_engine
 def test_no_private_key_is_in_the_database_or_in_another_file(store, register, client, tmp_path):
     register(**SECURE)
@@ -88,6 +90,7 @@ def test_a_coordinator_does_not_start_without_the_file_of_a_key(database, tmp_pa
     assert not (tmp_path / "keys").exists()
 
 
+@pytest.mark.security("The database holds the public key, and no coordinator starts with another")
 def test_a_coordinator_does_not_start_with_the_file_of_another_key(database, tmp_path):
     settings = Settings(database=database, blobs=tmp_path / "blobs", keys=tmp_path / "keys")
     Service.open(settings).store.close()

@@ -260,6 +260,7 @@ def test_draining_replica_gives_idle_populations_to_others_at_once(register, des
     assert (first.membership.held, second.membership.held) == (set(), {"phones"})
 
 
+@pytest.mark.promise("A process that slept past its lease commits nothing")
 @every_engine
 def test_transaction_of_an_earlier_holder_is_undone_as_a_whole(store, register, desks):
     first, second = desks

@@ -2,6 +2,8 @@
 
 from concurrent.futures import Future
 
+import pytest
+
 from coordinator.rules.states import TaskState
 from secagg.errors import UnmaskCheckFailed
 from secagg.messages import BOX_BYTES, Shares
@@ -49,6 +51,7 @@ def test_devices_that_revealed_are_not_drawn_again_for_the_round(store, register
     assert drawn(store, task, 2) == set(OTHERS)
 
 
+@pytest.mark.security("the session ends in BadShare and names it, and the attempt is lost")
 def test_a_round_that_lacks_devices_says_that_earlier_attempts_used_them(store, register):
     task, desk = revealed_in_vain(store, register)
     for name in NAMES:

@@ -16,6 +16,7 @@ from tests.coordinator.test_secure import NAMES, PHASES, SECURE, Device, run, se
 every_engine = pytest.mark.every_engine
 
 
+@pytest.mark.promise("Devices that vanish during a round do not hold it up")
 @every_engine
 def test_waiting_device_takes_the_place_of_a_lost_one(store, register, desk):
     task = register(goal=2, rounds=1)
@@ -142,6 +143,7 @@ def test_draining_coordinator_takes_nobody_for_lost(store, register, desk):
     assert states(store, task)[0] == (1, 1, "committed", "")
 
 
+@pytest.mark.promise("Devices that vanish during a round do not hold it up")
 @pytest.mark.parametrize("after", range(1, 6))
 def test_secure_round_goes_on_without_a_device_that_vanishes_in_any_phase(store, register, desk, after):
     task = register(**SECURE | {"goal": 9, "minimum": 8, "selection_timeout_s": 600})

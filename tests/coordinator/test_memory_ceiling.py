@@ -10,6 +10,7 @@ from pathlib import Path
 
 import httpx2
 import numpy as np
+import pytest
 
 from coordinator.rules.task_settings import Buffered, TaskSettings
 from fedcore import checkpoint
@@ -22,6 +23,8 @@ from tests.coordinator.devices import speaking_to
 from tests.coordinator.hostile import HELLO, MESSAGE, Strangers, Swarm
 from tests.coordinator.replicas import until
 from tests.coordinator.test_api import digest_of
+
+pytestmark = pytest.mark.promise("A hostile crowd stays within the limits, and honest devices train on")
 
 VALUES, PHONES, SESSIONS = 1 << 21, 3, 60 if os.environ.get("MUSTER_LONG") else 5
 SIZE, PLAN = 4 * VALUES, make_plan(VALUES)
@@ -150,6 +153,7 @@ def limit_memory(pid, client, sha256):
     resource.prlimit(pid, resource.RLIMIT_AS, (limit, limit))
 
 
+@pytest.mark.security("holds no more than the limits say, and devices that go on are served")
 def test_a_hostile_crowd_neither_fills_memory_nor_stops_honest_devices(coordinators, tmp_path):
     with coordinators.local(tmp_path / "coordinator", **LIMITS) as local, ExitStack() as stack:
         open_files(2 * CONNECTIONS + 400, 0, local.pid)

@@ -13,6 +13,8 @@ from tests.coordinator.devices import speaking_to
 from tests.coordinator.test_api import assign, put
 from tests.servers import serving
 
+pytestmark = pytest.mark.promise("A coordinator's files are readable by their owner only, whatever the umask")
+
 STATE = ("state.db", "state.db-wal", "state.db-shm", "state.db.keys", "state.db.keys.lineage")
 
 
@@ -29,6 +31,7 @@ def modes(folder):
     return {path.relative_to(folder): stat.S_IMODE(path.stat().st_mode) for path in folder.rglob("*")}
 
 
+@pytest.mark.security("Database, blobs and keys are made with the modes 0600 and 0700, whatever the umask")
 def test_what_a_coordinator_writes_is_for_its_owner_alone(tmp_path, umask):
     bundle = make_bundle(tmp_path / "bundle")
     place = tmp_path / "place"

@@ -86,6 +86,7 @@ def clock_of_files(folder):
     return (folder / "now").stat().st_mtime
 
 
+@pytest.mark.security("The coordinator writes no single report to disk")
 @pytest.mark.every_engine
 @pytest.mark.parametrize(
     "settings",

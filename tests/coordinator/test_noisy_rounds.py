@@ -66,6 +66,7 @@ def test_a_model_moves_by_the_mean_and_the_noise_of_devices(store, register, des
     assert device.result().summed
 
 
+@pytest.mark.security("A sum of an attempt that came to nothing is in no model and in no row")
 def test_a_sum_that_came_to_nothing_is_in_no_model_and_in_no_row(store, register, private):
     outcomes = iter((fails, unmask_at_once))
 

@@ -10,6 +10,8 @@ from tests.coordinator.one_hot_world import BufferedWorld
 from tests.coordinator.shared_world import SharedBufferedWorld, SharedWorld
 
 
+@pytest.mark.promise("No report counts twice, and none with a receipt is missing from a committed round")
+@pytest.mark.security("A report is counted once or refused with a reason")
 @pytest.mark.every_engine
 @pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.long)])
 def test_whatever_happens_exactly_the_holders_of_receipts_are_counted(seed, tmp_path, database):
@@ -17,6 +19,7 @@ def test_whatever_happens_exactly_the_holders_of_receipts_are_counted(seed, tmp_
     assert done["rounds committed"] >= 3
 
 
+@pytest.mark.promise("A replica that is killed while it sums reports loses no receipt")
 @pytest.mark.every_engine
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.long) for seed in range(1, 20))])
 def test_sums_of_three_replicas_count_exactly_the_holders_of_receipts(seed, tmp_path, database):
@@ -25,6 +28,7 @@ def test_sums_of_three_replicas_count_exactly_the_holders_of_receipts(seed, tmp_
     assert done["reports from other replicas in them"] >= 3
 
 
+@pytest.mark.promise("After `kill -9` every version of a buffered model has exactly the reports in its rows")
 @pytest.mark.every_engine
 def test_a_buffered_model_moves_by_the_reports_with_receipts_alone(tmp_path, database):
     done = play(operations(0, 400), tmp_path, database, BufferedWorld)
@@ -32,6 +36,7 @@ def test_a_buffered_model_moves_by_the_reports_with_receipts_alone(tmp_path, dat
     assert done["old reports in them"] >= 3
 
 
+@pytest.mark.promise("In buffered mode a killed replica loses no receipt, and devices at work continue")
 @pytest.mark.every_engine
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.long) for seed in range(1, 20))])
 def test_buffers_of_three_replicas_move_by_the_reports_with_receipts(seed, tmp_path, database):
@@ -40,6 +45,7 @@ def test_buffers_of_three_replicas_move_by_the_reports_with_receipts(seed, tmp_p
     assert done["reports from other replicas in them"] >= 3
 
 
+@pytest.mark.promise("A transaction that may or may not have committed loses nothing and doubles nothing")
 def test_report_whose_commit_is_in_doubt_costs_the_attempt(store, register, desk):
     task = register(goal=3, minimum=2, rounds=1)
     first, second, _ = desk.assign("a", "b", "c")
@@ -56,6 +62,7 @@ def test_report_whose_commit_is_in_doubt_costs_the_attempt(store, register, desk
     assert ended == [(1, RoundState.ABANDONED, "driver-lost", 1), (2, RoundState.COMMITTED, "", 3)]
 
 
+@pytest.mark.promise("A transaction that may or may not have committed loses nothing and doubles nothing")
 def test_round_whose_commit_is_in_doubt_is_committed_once(store, register, desk):
     task = register(goal=1, rounds=2)
     (assignment,) = desk.assign("a")

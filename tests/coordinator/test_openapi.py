@@ -90,6 +90,8 @@ def every_route(url, ask, known):
         FEW(given(case=found.ok().as_strategy())(about_something))()
 
 
+@pytest.mark.promise("Bad input gets a problem document, never a 5xx, and changes nothing")
+@pytest.mark.security("Bad input is answered with a problem and changes nothing")
 def test_whatever_a_device_sends_is_answered_as_the_document_says(served):
     urls, signs, known = served
     statuses = Counter()

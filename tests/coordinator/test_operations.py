@@ -168,6 +168,7 @@ def test_other_libraries_tell_no_url_at_any_level(service):
     assert (done.stdout, done.stderr) == ("", "")
 
 
+@pytest.mark.promise("SIGTERM loses nothing, and the process ends within its bound")
 def test_stop_waits_for_uploads_in_progress_and_logs_text(store, register, tmp_path):
     register(goal=1, rounds=1)
     body = report_body([1, 0, 0, 0], 1)
@@ -199,6 +200,7 @@ def test_stop_waits_for_uploads_in_progress_and_logs_text(store, register, tmp_p
     assert [sign for sign in ("milliseconds", "{", "Traceback") if sign in text] == []
 
 
+@pytest.mark.promise("SIGTERM loses nothing, and the process ends within its bound")
 def test_stop_ends_within_its_bound_whatever_a_device_or_an_operator_does(store, register, tmp_path):
     register(goal=1)
     operator = {"Authorization": f"Bearer {issue(store.database, 'alice', Role.OPERATOR)[1]}", "Content-Length": "100"}
@@ -243,6 +245,7 @@ def test_forwarded_address_is_believed_of_no_stranger(service):
             assert devices.get("/openapi.json", headers={"X-Forwarded-For": "198.51.100.7"}).status_code == 200
 
 
+@pytest.mark.security("An enrolled device can check in as often as the limits allow")
 def test_device_that_asks_too_often_is_told_when_to_come_back(register, service):
     register()
     with service(device_limit_per_minute=2) as (devices, admin):
@@ -274,6 +277,7 @@ def test_more_signatures_than_can_be_remembered_are_sent_away(register, service,
         assert samples(admin)['muster_shed_requests_total{limit="signatures"}'] == 1
 
 
+@pytest.mark.promise("Overload is shed, with the time to come back")
 def test_more_requests_than_may_be_in_progress_are_sent_away_at_once(store, register, service):
     task = register(goal=3)
     with service(connection_limit=2, max_wait_s=60) as (devices, admin), ThreadPoolExecutor() as pool:
@@ -338,6 +342,7 @@ def test_both_ports_speak_tls_with_a_certificate_of_ones_own(tmp_path):
                 httpx2.get(f"{url}/healthz")
 
 
+@pytest.mark.security("The service speaks plain HTTP on 127.0.0.1 by default")
 def test_by_default_the_service_is_there_for_this_machine_alone(tmp_path):
     place = {"database": f"sqlite:///{tmp_path}/s.db", "blobs": tmp_path / "b", "port": 0, "admin_port": 0}
     with serving_both(Settings(**place)) as urls:

@@ -19,6 +19,8 @@ from tests.coordinator.bundles import make_bundle
 from tests.coordinator.link import link_to
 from tests.coordinator.replicas import LEASE_S, Phones, replicas_on, undisturbed, until
 
+pytestmark = pytest.mark.promise("A full disk, a lost database and a frozen replica lose nothing and double nothing")
+
 GOAL, ROUNDS = 4, 6
 POPULATION = {"population": "phones", "goal": GOAL, "rounds": ROUNDS, "over_selection": 1.0}
 OUTAGE_S = 60.0 if os.environ.get("MUSTER_LONG") else 3.0

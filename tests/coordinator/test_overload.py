@@ -10,6 +10,7 @@ import threading
 import time
 from collections import Counter
 
+import pytest
 import uvicorn
 
 from coordinator.api.limits import CheckInShedder, Limits
@@ -48,6 +49,7 @@ def test_turn_of_the_loop_answers_check_ins_for_a_bounded_time():
     assert asyncio.run(turns()) == [False, False, True, False, False]
 
 
+@pytest.mark.promise("Overload is shed, with the time to come back")
 def test_only_check_ins_are_shed_by_503_with_a_time_to_return():
     clock, metrics, limits = Clock(), Metrics(), Limits(Settings())
     limits.shedder = CheckInShedder(clock)

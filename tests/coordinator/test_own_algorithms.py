@@ -13,6 +13,8 @@ from tests.coordinator.bundles import START, make_bundle
 from tests.coordinator.conftest import LINEAGE, RELEASE, Desk, states
 from tests.coordinator.test_secure import SECURE
 
+pytestmark = pytest.mark.security("No data is run as code. … There is no pickle")
+
 FEDTWICE = """
 from dataclasses import dataclass
 from typing import ClassVar

@@ -24,6 +24,8 @@ from tests.coordinator.bundles import START, make_private_bundle
 from tests.coordinator.conftest import LINEAGE, RELEASE, Desk, states
 from tests.coordinator.test_secure import NAMES, SECURE, Device, run
 
+pytestmark = pytest.mark.promise("Every readable noisy sum has one row in the ledger, and tasks keep their budget")
+
 BUDGET = {"epsilon": 4.0, "delta": 1e-6, "users": 1000}
 
 
@@ -93,6 +95,7 @@ def fail(_):
     raise OSError(28, "No space left on device")
 
 
+@pytest.mark.security("A trained model may remember examples, unless its task was created with --privacy")
 def test_noise_on_the_model_has_the_deviation_that_was_promised(store, register, desk, tmp_path):
     privacy, size = promise(rounds=5), 2000
     task = register(make_private_bundle(tmp_path / "large", size), rounds=5, goal=4, privacy=privacy)
@@ -231,6 +234,7 @@ def test_task_whose_noise_needs_another_key_waits_until_it_is_back(store, regist
     assert len(ledger(store, task)[0]) == 2
 
 
+@pytest.mark.security("min_sum less those that may be corrupt")
 @pytest.mark.every_engine
 def test_devices_of_secure_rounds_add_the_noise_that_the_row_counts_on(store, register, desk, tmp_path):
     size, bundle = 1000, make_private_bundle(tmp_path / "secure", 1000)

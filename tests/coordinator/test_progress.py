@@ -20,6 +20,8 @@ from tests.coordinator.bundles import make_private_bundle
 from tests.coordinator.conftest import Desk
 from tests.coordinator.test_secure import SECURE, run, seat
 
+pytestmark = pytest.mark.promise("A task without progress says why, the same everywhere, and writes nothing")
+
 every_engine = pytest.mark.every_engine
 
 EPOCH = 1_000_000_000.0

@@ -28,6 +28,7 @@ def answered(columns, rows, errors=None):
     return TaskAnswer(task="t", question="q", columns=columns, rows=rows, errors=errors, **facts)
 
 
+@pytest.mark.security("Groups of fewer than minimum_devices devices are left out")
 def test_the_page_of_a_question_shows_its_answer_and_no_training(store, served, asking):
     question = labels(minimum_devices=2)
     task, other = asking(question, goal=2), asking(labels(text="SELECT 1 FROM examples"), population="tablets")

@@ -47,6 +47,7 @@ def asking(register, tmp_path):
     return ask
 
 
+@pytest.mark.security("Groups of fewer than minimum_devices devices are left out")
 @pytest.mark.every_engine
 def test_an_answer_is_the_table_of_all_rounds_so_far(store, desk, asking):
     question = labels(minimum_devices=2)
@@ -76,6 +77,7 @@ def test_a_question_has_no_model_and_a_training_no_answer(store, register, askin
         check_model(store.plan(store.task(asks).plan_sha256), b"")
 
 
+@pytest.mark.security("A threshold does not hold against differences and weights")
 def test_without_noise_two_answers_tell_what_one_device_said(store, desk, asking):
     question = labels(minimum_devices=3)
     task = asking(question, goal=3, rounds=2, minimum=1)
@@ -86,6 +88,7 @@ def test_without_noise_two_answers_tell_what_one_device_said(store, desk, asking
     assert store.answer(task).rows[0][2] - before[2] == 42
 
 
+@pytest.mark.security("A device can lie within its bounds")
 def test_a_device_that_lies_moves_an_answer_by_its_bounds_at_most(store, desk, asking):
     task = asking(labels(), goal=2)
     answer_round(desk, labels(), [{"voters": 1.0, "n": 10.0}, {"voters": 1e6, "n": 1e6, "speed": -1e6}])
@@ -188,6 +191,7 @@ def test_a_question_never_counts_as_diverged(store, desk, asking):
     assert store.task(task).state is TaskState.ACTIVE
 
 
+@pytest.mark.security("How many devices answered is exact, also under noise")
 def test_a_private_answer_is_a_sum_also_if_fewer_than_the_goal_report(store, desk, asking):
     question = labels(private=True, most_rows=8, minimum_devices=1)
     privacy = PrivacyBudget(epsilon=1e6, delta=1e-6, users=1000, noise_multiplier=0.01)

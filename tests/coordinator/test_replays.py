@@ -10,6 +10,8 @@ from coordinator.errors import ReplayedSignature, Unavailable
 from fedcore.errors import MalformedSignature, StaleSignature
 from fedcore.wire.signatures import WINDOW_S, Signature
 
+pytestmark = pytest.mark.security("Every request of a device is signed, and refused by name")
+
 NOW = 1_700_000_000.0
 ALWAYS = float("-inf")
 

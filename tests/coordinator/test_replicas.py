@@ -90,6 +90,7 @@ def test_killed_holder_is_replaced_and_nothing_counts_twice(store, register, rep
     assert {one.reason for one in store.rounds(task)} == {"", "driver-lost"}
 
 
+@pytest.mark.promise("A replica that is killed is replaced by another, with the same model")
 @pytest.mark.long
 @pytest.mark.every_engine
 @pytest.mark.parametrize("failpoint", [name for name in FAILPOINTS if name.partition(".")[0] in OF_DRIVERS])
@@ -106,6 +107,7 @@ def test_holder_that_dies_at_any_durable_step_is_replaced_by_another(store, regi
     expect_undisturbed(store, task, 3)
 
 
+@pytest.mark.promise("A replica that is killed while it sums reports loses no receipt")
 @pytest.mark.parametrize(
     ("database", "failpoint"),
     [
@@ -131,6 +133,7 @@ def test_replica_that_dies_with_receipts_neither_loses_nor_doubles_one(store, re
     assert {one.reason for one in store.rounds(task)} <= {"", "replica-lost"}
 
 
+@pytest.mark.promise("A replica that is killed while it sums reports loses no receipt")
 @pytest.mark.every_engine
 def test_attempt_ends_when_a_replica_with_receipts_is_killed(store, register, replicas):
     task = register(goal=2, rounds=1)
@@ -280,6 +283,7 @@ def stop_outside_a_transaction(replica, database):
                 replica.signal(signal.SIGCONT)
 
 
+@pytest.mark.promise("A process that slept past its lease commits nothing")
 def test_holder_that_slept_past_its_lease_commits_nothing(store, register, replicas, tmp_path):
     task = register(goal=2, rounds=1)
     sleeper = replicas.start()

@@ -38,6 +38,7 @@ def test_a_turn_takes_as_many_statements_for_eight_reports_as_for_two(store, reg
     assert counts[1] == counts[2]  # from the second turn on, each also adds the counts of sessions
 
 
+@pytest.mark.security("A report is counted once or refused with a reason")
 def test_what_a_turn_brings_is_counted_in_its_order(store, register, desk):
     task = register(goal=3, over_selection=2, rounds=1)
     a, b, c, d, e, _ = desk.assign(*"abcdef")

@@ -74,6 +74,7 @@ def settings(database, tmp_path):
     )
 
 
+@pytest.mark.security("muster coordinator devices revoke sends a device away")
 def test_device_is_refused_at_every_replica_and_taken_back(store, settings, register):
     register()
     key, other = Ed25519PrivateKey.generate(), Ed25519PrivateKey.generate()

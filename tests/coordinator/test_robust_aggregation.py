@@ -48,6 +48,7 @@ def test_estimate_is_the_definitions_whatever_the_weights(name, tolerate, count)
     np.testing.assert_allclose(found, slow(name, tolerate, deltas), rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.security("--estimator keeps a few false reports from moving the model far")
 @pytest.mark.parametrize(("name", "tolerate"), ROBUST)
 def test_two_false_reports_of_seven_move_a_robust_estimate_little(name, tolerate):
     source = np.random.default_rng(1)
@@ -58,6 +59,7 @@ def test_two_false_reports_of_seven_move_a_robust_estimate_little(name, tolerate
     assert estimate(ClearReports(), deltas, weights).max() < -90
 
 
+@pytest.mark.security("--estimator keeps a few false reports from moving the model far")
 def test_round_commits_the_median_of_its_reports(store, register, desk, tmp_path):
     task = register(make_bundle(tmp_path / "robust"), goal=3, rounds=2, clear=ClearReports(estimator="median"))
     for _ in range(2):
@@ -90,6 +92,7 @@ def test_an_estimate_is_computed_once_for_the_same_reports():
     np.testing.assert_array_equal(plan.report.split(kept.total())["delta"], [2, 3, 4, 5])
 
 
+@pytest.mark.security("Robust estimators need every report in the clear")
 @pytest.mark.parametrize(
     ("clear", "more", "says"),
     [

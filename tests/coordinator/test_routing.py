@@ -119,6 +119,7 @@ def test_request_and_answer_are_passed_on_as_they_are(store, register, pair):
     assert len(answer.headers.get_list("date")) == 1
 
 
+@pytest.mark.security("a copy of the database … can sign no invitation")
 def test_forwarding_proof_holds_for_one_request_and_one_receiver(store, pair):
     _, other = pair
     echo = Echo()
@@ -130,6 +131,7 @@ def test_forwarding_proof_holds_for_one_request_and_one_receiver(store, pair):
     assert echo.asked == []
 
 
+@pytest.mark.security("A process takes a request once")
 def test_a_request_that_was_overheard_is_refused_at_another_replica_too(register, pair):
     holder, other = pair
     register()

@@ -35,7 +35,10 @@ from tests.coordinator.test_failpoints import replicas as replicas  # noqa: PLC0
 from tests.coordinator.test_privacy import fail, ledger
 from tests.servers import serving
 
-pytestmark = pytest.mark.every_engine
+pytestmark = [
+    pytest.mark.promise("Every readable noisy sum has one row in the ledger, and tasks keep their budget"),
+    pytest.mark.every_engine,
+]
 PRIVACY = PrivacyBudget(epsilon=8, delta=1e-6, users=1000, noise_multiplier=2, mechanism="gaussian")
 KILLS = 3
 

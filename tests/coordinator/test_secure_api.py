@@ -70,6 +70,7 @@ def test_a_device_cannot_take_part_with_the_credential_of_another(register, clie
     assert say(client, first.assignment, 1, advertisement(client, first)).status_code == 204
 
 
+@pytest.mark.security("it cannot make up devices that others take for real")
 def test_the_coordinator_has_no_key_that_could_enrol_a_device(client, tmp_path):
     kept = [path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()]
     assert len(kept) > 1
@@ -113,6 +114,7 @@ def test_only_assignments_of_secure_rounds_have_messages(register, client):
     refused(hear(client, "nobody", "two"), "malformed-message")
 
 
+@pytest.mark.security("The coordinator sees each report … unless the task asks for secure aggregation")
 def test_a_secure_round_takes_no_clear_report_and_no_large_message(register, client):
     register(**SECURE)
     given = assign(client, *NAMES)

@@ -54,6 +54,7 @@ def test_a_round_waits_for_its_beacon_and_others_go_on(store, register, authorit
     np.testing.assert_allclose(store.checkpoint(task, 1)["params"], START + np.array([0.5, -0.25, 0, 1]), atol=0.01)
 
 
+@pytest.mark.security("draws the beacon … once for a device under an invitation")
 @pytest.mark.parametrize(
     ("answer", "reason"),
     [(BeaconUnavailable("nobody is there"), "no-beacon"), (bytes(64), "secagg-failed")],

@@ -45,6 +45,7 @@ def mean_of(devices):
     return START + np.mean([device.vector[:4] for device in devices], axis=0)
 
 
+@pytest.mark.security("more devices than a task's group_size … is summed in groups")
 def test_a_large_cohort_is_divided_into_even_groups_whose_sums_add_up(store, register, desk):
     task = register(**DIVIDED)
     devices, groups = seat_all(desk)
@@ -58,6 +59,7 @@ def test_a_large_cohort_is_divided_into_even_groups_whose_sums_add_up(store, reg
     assert sorted(sums.values()) == [12, 12]
 
 
+@pytest.mark.security("An honest server deals devices into groups by lot")
 def test_devices_are_dealt_into_groups_by_lot(register, desk):
     register(**DIVIDED | {"rounds": 2})
     dealt = []
@@ -69,6 +71,7 @@ def test_devices_are_dealt_into_groups_by_lot(register, desk):
     assert dealt[0] != dealt[1], "which happens once in a million times"
 
 
+@pytest.mark.security("a device's min_cohort is held against that number")
 def test_an_invitation_tells_what_a_groups_sum_may_be(register, desk):
     register(**DIVIDED | {"minimum": COHORT})
     invite, _ = Invite.decode(seat(desk, NAMES)[0].given.secagg)

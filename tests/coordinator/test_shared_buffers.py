@@ -187,6 +187,7 @@ def test_receipt_that_nobody_told_of_is_in_the_version_that_it_came_for(group):
     np.testing.assert_allclose(model(group, 1), START + (X + 2 * Y) / 3, rtol=1e-6)
 
 
+@pytest.mark.promise("In buffered mode a killed replica loses no receipt, and devices at work continue")
 @pytest.mark.every_engine
 def test_devices_at_work_go_on_when_a_replica_with_receipts_is_silent(group):
     group = group(goal=3, concurrency=5)

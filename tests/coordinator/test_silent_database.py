@@ -19,7 +19,10 @@ from tests.coordinator.replicas import until
 from tests.coordinator.test_api import assign, blob, check_in, check_in_once, put, refused
 from tests.servers import serving_both
 
-pytestmark = pytest.mark.parametrize("database", ["postgresql"], indirect=True)
+pytestmark = [
+    pytest.mark.promise("If the network swallows traffic to PostgreSQL, every request still gets an answer"),
+    pytest.mark.parametrize("database", ["postgresql"], indirect=True),
+]
 MANY = 30
 """More than there are connections to the database; of all kinds together, more than there are threads."""
 

@@ -16,6 +16,8 @@ from tests.coordinator.conftest import Desk, states
 from tests.coordinator.devices import CAPABILITIES
 from tests.coordinator.test_secure import SECURE, Device, run
 
+pytestmark = pytest.mark.promise("If a third of the devices fail, tasks progress; if all do, they pause")
+
 HONEST, HOSTILE = [f"honest{number}" for number in range(30)], [f"hostile{number}" for number in range(15)]
 DEADLINE_S, WORK_S, ATTEMPTS = 60.0, 20.0, 15
 SETTINGS = {"goal": 9, "over_selection": 1.3, "rounds": 1000, "reporting_deadline_s": DEADLINE_S}

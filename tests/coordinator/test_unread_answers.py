@@ -19,6 +19,8 @@ from tests.coordinator.devices import speaking_to
 from tests.coordinator.replicas import until
 from tests.coordinator.test_api import assign, blob, check_in, put, refused
 
+pytestmark = pytest.mark.promise("Unread answers take bounded memory and delay no other reader")
+
 VALUES, ROUNDS = 1 << 21, 6
 SIZE, PLAN = 4 * VALUES, make_plan(VALUES)
 PAIRS = ROUNDS * (ROUNDS - 1)
@@ -58,6 +60,7 @@ def coordinator(request, coordinators, tmp_path):
         yield local
 
 
+@pytest.mark.security("holds no more than the limits say, and devices that go on are served")
 @pytest.mark.parametrize("coordinator", [12 * SIZE], indirect=True)
 @pytest.mark.parametrize("devices", [1, PAIRS])
 def test_unread_deltas_take_bounded_memory_and_nobody_waits_for_them(coordinator, tmp_path, devices):
@@ -126,6 +129,7 @@ def test_deltas_that_nobody_waits_for_any_more_are_not_made(store, client, tmp_p
     assert made == [pairs[0], pairs[-1]]
 
 
+@pytest.mark.security("holds no more than the limits say, and devices that go on are served")
 @pytest.mark.parametrize("coordinator", [64 * PIECE], indirect=True)
 def test_unread_blobs_take_bounded_memory_and_leave_slow_readers_alone(coordinator, tmp_path):
     many = 600

@@ -11,6 +11,8 @@ from coordinator.rules.states import TaskState
 from coordinator.rules.task_settings import Buffered
 from tests.coordinator.conftest import Desk, states
 
+pytestmark = pytest.mark.promise("If a third of the devices fail, tasks progress; if all do, they pause")
+
 every_engine = pytest.mark.every_engine
 UNRELIABLE_ROUNDS, SELECTION_S = 20, 60
 HONEST, SLOW = [f"honest{number}" for number in range(12)], [f"slow{number}" for number in range(5)]

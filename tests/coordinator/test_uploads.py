@@ -175,6 +175,7 @@ def test_report_too_large_foreign_or_unwanted_is_refused_unsent(client, given):
     assert head(client, "nobody").status_code == 404
 
 
+@pytest.mark.promise("An interrupted upload resumes, counts once, and stays within its memory")
 def test_reports_in_transit_keep_to_their_memory_and_release_it(store, register, database, tmp_path):
     register(goal=3, minimum=2, rounds=1)
     place = {"database": database, "keys": tmp_path / "keys", "blobs": tmp_path / "blobs", "port": 0}
@@ -338,6 +339,7 @@ class Known:
         self.signer = lambda _: signer
 
 
+@pytest.mark.promise("An interrupted upload resumes, counts once, and stays within its memory")
 def test_upload_over_a_breaking_connection_resumes_and_arrives_once(store, register, client, tmp_path):
     plan = make_plan(2_500_000)
     start = np.zeros(2_500_000, np.float32)

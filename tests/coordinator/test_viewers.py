@@ -31,6 +31,7 @@ def slow_pages(monkeypatch):
     go_on.set()
 
 
+@pytest.mark.security("However much viewers look at, devices are served")
 @pytest.mark.parametrize("page", ["", "/events"])
 def test_viewers_of_slow_pages_keep_no_device_out(register, served, slow_pages, page):
     address = f"{served.admin}/tasks/{register()}{page}"

@@ -27,6 +27,8 @@ from tests.device_runtime.coordinator import answer, hang_up, refusal
 from tests.device_runtime.process import until
 from tests.forked import DEVICE, forked
 
+pytestmark = pytest.mark.promise("Devices in Python, Node and browsers keep the protocol with any coordinator")
+
 KILLS = 6
 
 
@@ -90,6 +92,7 @@ def test_a_plan_that_this_device_does_not_know_is_refused_in_words(coordinator, 
     usable_afterwards(coordinator, config)
 
 
+@pytest.mark.security("A plan that was altered … is refused, also when its digests were made to fit")
 def test_tampered_plan_is_refused_although_its_digest_fits(coordinator, config, tmp_path):
     key = SigningKey.new(tmp_path / "key.pem")
     signature = key.sign(coordinator.plan)

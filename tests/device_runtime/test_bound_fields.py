@@ -58,12 +58,14 @@ def test_a_device_whose_codecs_have_the_released_seed_takes_part(coded, config):
     assert run_session(config).outcome == "reported"
 
 
+@pytest.mark.security("invites to an old round, another model, another layout or codec key")
 def test_codecs_under_another_seed_than_the_rest_are_in_no_sum(coded, config):  # noqa: F811
     """Where the rest send a value that is 0, its own would be alone (tests/simulator/test_keys_of_codecs.py)."""
     coded.lies = {"seed": SEED + 1, "release": releasing(seed=SEED + 1)(coded.plan, coded.checkpoint)}
     refused(coded, config, "ModelMismatch")
 
 
+@pytest.mark.security("signs the population, the plan, the first checkpoint, and how sums are made")
 @pytest.mark.parametrize("released", [{}, {"seed": SEED + 1}])
 def test_a_seed_of_codecs_that_is_not_released_is_refused(coded, config, released):  # noqa: F811
     coded.release = releasing(**released)
@@ -93,6 +95,7 @@ def another_release(**bounds):
     }
 
 
+@pytest.mark.security("signs the population, the plan, the first checkpoint, and how sums are made")
 @pytest.mark.parametrize(
     ("lie", "words"),
     [
@@ -118,6 +121,7 @@ def test_an_assignment_that_is_not_of_its_invitation_is_refused(secure, config, 
     assert words in found.detail
 
 
+@pytest.mark.security("a device's min_cohort is held against that number")
 def test_an_invitation_counts_and_not_what_the_assignment_says_of_it(secure, config):  # noqa: F811
     """`minimum` is for rounds in the clear: what devices are in a sum M0 says."""
     secure.lies = {"minimum": 1000}
@@ -125,6 +129,7 @@ def test_an_invitation_counts_and_not_what_the_assignment_says_of_it(secure, con
     refused(secure, demanding, "this device insists on 9")
 
 
+@pytest.mark.security("A device whose policy says require_secure_aggregation takes no part in such a task")
 def test_an_assignment_without_its_invitation_gets_nothing_in_clear(secure, config):  # noqa: F811
     secure.lies = {"secagg": None}
     demanding = replace(config, policy=Policy(require_secure_aggregation=True, signers=TRUSTING.signers))
@@ -133,6 +138,8 @@ def test_an_assignment_without_its_invitation_gets_nothing_in_clear(secure, conf
     assert "require_secure_aggregation" in found.detail
 
 
+@pytest.mark.security("signs the population, the plan, the first checkpoint, and how sums are made")
+@pytest.mark.security("Muster's device takes only those of the signed release")
 @pytest.mark.parametrize("field", ["size", "in_bits", "low", "high", "norm", "weighted", "noise"])
 def test_every_field_of_a_segment_follows_from_plan_and_release(secure, config, field):  # noqa: F811
     first = SEGMENTS[0]
@@ -160,6 +167,7 @@ def test_a_roster_too_small_to_hide_in_is_refused(secure, config, n_max):  # noq
     refused(secure, config, "PolicyViolation")
 
 
+@pytest.mark.security("min_sum less those that may be corrupt")
 def test_a_roster_too_large_for_the_released_noise_is_refused(noisy, config):  # noqa: F811
     """The release counts on 4 honest devices of 8, as 4 of a roster of 20 may be corrupt; of 25, 5 may be."""
     noisy.invite = invitation(**noisy.changes, segments=(noisy_segment(noisy.layout),), n_max=25)

@@ -22,6 +22,8 @@ from tests.device_runtime.pages import DIGITS, build, database, kept_examples
 from tests.device_runtime.proxy import Hold, road_to
 from tests.device_runtime.test_typescript_rounds import ALGORITHM, values_in
 
+pytestmark = pytest.mark.promise("A page of devices says what ended its work, and loses nothing")
+
 PURPOSE = "This task teaches a model to read <b>digits</b>."
 WORK_WHILE_CLOSED = """
 const form = document.getElementById("owner");

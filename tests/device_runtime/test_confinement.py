@@ -119,6 +119,8 @@ def carried_out(sandbox_of, folder, victim, attacks, refused=REFUSED, fewer_defe
     return others
 
 
+@pytest.mark.security("On Linux that process reaches no path and no other process either")
+@pytest.mark.security("A process of its own with limits on memory and time … and ends with its device")
 @WHOLE
 def test_hostile_code_in_a_sandbox_reaches_no_file_and_no_process(folder, victim, sandbox_of):
     before = files(folder)
@@ -143,6 +145,8 @@ child.main()
 """
 
 
+@pytest.mark.security("run in a process of their own … no key of the device … no file and no connection")
+@pytest.mark.security("A process of its own with limits on memory and time … and ends with its device")
 @WHOLE
 @pytest.mark.parametrize("way", hostile.HOARDS)
 def test_hostile_code_gets_no_more_memory_than_was_allowed(way, sandbox_of):
@@ -152,6 +156,7 @@ def test_hostile_code_gets_no_more_memory_than_was_allowed(way, sandbox_of):
     assert allowed / 4 < int(str(said.value).rpartition(": ")[2]) < allowed
 
 
+@pytest.mark.security("Landlock: nothing more, as the filter refuses all that Landlock would")
 @SECCOMP
 def test_the_filter_alone_refuses_every_attack(folder, victim, sandbox_of):
     before = files(folder)
@@ -159,12 +164,15 @@ def test_the_filter_alone_refuses_every_attack(folder, victim, sandbox_of):
     assert files(folder) == before
 
 
+@pytest.mark.security("run in a process of their own … no key of the device … no file and no connection")
+@pytest.mark.security("It opens no file and no connection")
 def test_a_sandbox_of_limits_alone_opens_no_file_and_no_connection(folder, victim, sandbox_of):
     before, refused = files(folder), {*REFUSED, "EMFILE"}
     assert carried_out(sandbox_of, folder, victim, hostile.BY_A_DESCRIPTOR, refused, LIMITS_ALONE) == []
     assert files(folder) == before
 
 
+@pytest.mark.security("seccomp: change modes, owners")
 @LANDLOCK
 def test_landlock_alone_refuses_what_it_knows(folder, victim):
     before = files(folder)
@@ -297,6 +305,8 @@ print(Sandbox("onnxruntime").train(job(), WIDE, lambda: True).steps)
 """
 
 
+@pytest.mark.security("what a system lacks for that, the device says at its start")
+@pytest.mark.security("The device says at its start which ones it lacks")
 def test_a_device_says_at_its_start_what_its_kernel_lacks_and_trains(tmp_path):
     command = [sys.executable, "-c", OLD_KERNEL, str(tmp_path), platform.machine()]
     done = subprocess.run(command, capture_output=True, text=True, check=True)

@@ -56,6 +56,7 @@ def test_without_a_good_delta_the_checkpoint_comes_whole(coordinator, config, se
     assert len(fetched(coordinator)) == 2
 
 
+@pytest.mark.security("Everything that is fetched is checked against its size and SHA-256")
 def test_a_delta_as_long_as_the_checkpoint_ends_the_session(coordinator, config, second):
     coordinator.blobs[second[0]] = bytes(coordinator.checkpoint.size)
     outcome = run_session(config)

@@ -201,6 +201,7 @@ def test_a_slow_coordinator_gets_its_report(world):
     assert world.rounds()[0]["reported"] == 1
 
 
+@pytest.mark.security("Everything that is fetched is checked against its size and SHA-256")
 def test_other_bytes_than_the_digests_are_never_used_and_not_kept(world):
     world.create()
     world.road.change["blob"] = changed

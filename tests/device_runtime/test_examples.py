@@ -124,6 +124,7 @@ class Payload:
         return open, (str(self.path), "w")
 
 
+@pytest.mark.security("No data is run as code. … There is no pickle")
 def test_pickled_objects_are_never_loaded(tmp_path):
     loot = np.array([Payload(tmp_path / "loot")] * 5, object)
     np.savez(tmp_path / "e.npz", **arrays() | {"y": loot}, allow_pickle=True)

@@ -396,6 +396,7 @@ def test_a_build_that_pip_cannot_serve_ends_with_the_last_of_its_words(monkeypat
     assert list(tmp_path.rglob("*")) == [tmp_path / "out"]
 
 
+@pytest.mark.security("takes one wheel for each architecture, by its SHA-256")
 def test_a_build_from_another_wheel_than_the_one_we_know_is_refused(monkeypatch, tmp_path):
     monkeypatch.setattr(building, "_compiler", lambda arch: "g++")
     index = tmp_path / "index"
@@ -445,6 +446,7 @@ def test_a_session_with_this_backend_reports_what_numpy_computes(executorch, gra
     assert hello.capabilities.engine == "executorch 1.5.1"
 
 
+@pytest.mark.security("only if its policy names signers, unless it says unsigned_programs")
 def test_programs_of_no_known_signer_are_refused_before_the_check_in(executorch, coordinator, config):
     outcome = run_session(replace(config, backend="executorch"))
     assert (outcome.outcome, outcome.reason) == ("not-now", "policy")

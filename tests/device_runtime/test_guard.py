@@ -106,6 +106,7 @@ def kept_away(outcome, rule):
     assert (outcome.bytes_up, outcome.bytes_down) == (0, 0)
 
 
+@pytest.mark.security("Rounds in the clear need a plan signature where the policy names signers")
 def test_a_plan_of_a_named_signer_within_all_limits_is_trained(world, device):
     _, population = world.task(goal=1)
     policy = Policy(
@@ -119,6 +120,7 @@ def test_a_plan_of_a_named_signer_within_all_limits_is_trained(world, device):
     assert (outcome.outcome, outcome.examples, outcome.steps) == ("reported", 12, 6), outcome
 
 
+@pytest.mark.security("A plan that was altered … is refused, also when its digests were made to fit")
 def test_a_tampered_plan_is_refused_although_every_digest_fits(world, device):
     evil = msgspec.structs.replace(world.signed.plan, name="evil")
     task, population = world.task(plan=evil)
@@ -127,6 +129,7 @@ def test_a_tampered_plan_is_refused_although_every_digest_fits(world, device):
     assert device(population).run_once().outcome == "reported"
 
 
+@pytest.mark.security("Rounds in the clear need a plan signature where the policy names signers")
 def test_an_unsigned_plan_and_one_of_another_signer_are_refused(world, device):
     task, population = world.task(world.unsigned)
     refused(world, task, device(population, Policy(signers=(OTHER,))).run_once(), "signers", "not signed")
@@ -143,6 +146,7 @@ def test_a_plan_whose_schema_is_not_its_model_is_refused(world, device):
     assert world.refusals(task) == [{"plan-refused": 1}]
 
 
+@pytest.mark.security("Its policy names the signers … and bounds what it spends")
 @pytest.mark.parametrize(
     ("policy", "rule"),
     [
@@ -167,6 +171,7 @@ def test_round_is_judged_by_its_minimum_of_reports_not_its_goal(world, device):
     assert device(population, Policy(min_cohort=1)).run_once().outcome == "reported"
 
 
+@pytest.mark.security("Its policy names the signers … and bounds what it spends")
 def test_forbidden_collection_is_neither_trained_on_nor_mentioned(world, device):
     task, population = world.task()
     outcome = device(population, Policy(collections=("typed",))).run_once()
@@ -174,11 +179,13 @@ def test_forbidden_collection_is_neither_trained_on_nor_mentioned(world, device)
     assert world.store.rounds(task) == []
 
 
+@pytest.mark.security("Its policy names the signers … and bounds what it spends")
 def test_another_population_is_not_called(world, device):
     _, population = world.task()
     kept_away(device(population, Policy(populations=("others",))).run_once(), "populations")
 
 
+@pytest.mark.security("Its policy names the signers … and bounds what it spends")
 @pytest.mark.parametrize("limit", [{"sessions": 1}, {"bytes": 20_000}, {"compute_seconds": 1e-3}])
 def test_daily_budget_outlasts_the_process_and_keeps_the_device_away(world, device, limit):
     _, population = world.task()
@@ -207,6 +214,8 @@ def test_the_check_in_mentions_allowed_collections_alone(coordinator, config):
     assert coordinator.checkins[0].examples == {}
 
 
+@pytest.mark.security("Its policy names the signers … and bounds what it spends")
+@pytest.mark.security("Of collections that the device's policy does not name it learns nothing")
 def test_offers_tell_nothing_of_a_collection_that_is_not_shown(coordinator, config):
     rules = ({"min_examples": 11}, {"min_examples": 10}, {"min_recent_examples": 1}, {})
     offers = tuple(Offer(task=f"t-{place}", collection="default", **rule) for place, rule in enumerate(rules))

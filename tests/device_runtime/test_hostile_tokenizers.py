@@ -64,6 +64,8 @@ def test_tokens_from_the_sandbox_are_those_of_the_vectors():
     assert children() == []
 
 
+@pytest.mark.security("run in a process of their own … no key of the device … no file and no connection")
+@pytest.mark.security("The same sandbox makes tokens of texts")
 @pytest.mark.parametrize(
     ("name", "text", "parts", "error", "words"),
     [

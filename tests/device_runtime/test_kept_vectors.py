@@ -142,6 +142,7 @@ def test_a_report_that_never_counted_changes_nothing(keeping):
 DURABLE = [("before", 1, 0), ("after", 1, 0), ("before", 1, 1), ("after", 1, 1), ("before", 2, 1), ("after", 2, 1)]
 
 
+@pytest.mark.promise("Vectors that a device keeps move by committed rounds that counted its report, once each")
 @pytest.mark.parametrize(("at", "place", "rounds"), DURABLE)
 def test_killed_at_a_durable_step_it_loses_and_doubles_nothing(keeping, at, place, rounds):
     expected = _undisturbed(keeping, rounds)

@@ -56,6 +56,7 @@ def noisy(secure):  # noqa: F811
     return secure
 
 
+@pytest.mark.security("every sum is noised before the server sees it, each group's too")
 def test_all_means_are_noised_together_and_no_metrics_are_sent(noisy, config):  # noqa: F811
     segment = noisy_segment(noisy.layout)
     assert segment.size == 2 * linear.D
@@ -72,6 +73,7 @@ def test_all_means_are_noised_together_and_no_metrics_are_sent(noisy, config):  
     assert 0 < beyond < segment.most + masking.bound(9 * segment.noise, segment.size)
 
 
+@pytest.mark.security("With noise of devices the release holds them to it")
 @pytest.mark.parametrize(
     ("segment", "named"),
     [
@@ -115,6 +117,7 @@ def test_an_owner_can_demand_noise(noisy, config, least, outcome):  # noqa: F811
     assert outcome == "reported" or "noise of 0.5, the least allowed is 0.51" in found.detail
 
 
+@pytest.mark.security("Once it has sent its masked report it joins no other attempt at the round")
 @pytest.mark.parametrize(("number", "outcome"), [(3, "reported"), (7, "aborted"), (9, "aborted")])
 def test_a_device_gives_its_noisy_report_to_one_attempt(noisy, config, number, outcome):  # noqa: F811
     """Others can open a sum that it is in; each further one, with other noise, would say more of its report."""

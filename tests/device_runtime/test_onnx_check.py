@@ -186,6 +186,8 @@ REFUSED = {
 }
 
 
+@pytest.mark.security("Every graph is checked against a list of operators")
+@pytest.mark.security("An ONNX graph without branches, other domains and files")
 @pytest.mark.parametrize("what", REFUSED)
 def test_a_graph_with_more_than_plans_use_is_refused_before_it_is_loaded(what):
     graph, words = REFUSED[what]
@@ -212,6 +214,7 @@ def test_a_scan_over_rows_runs_and_nodes_of_its_body_count(monkeypatch):
         check_graph(graph, "g")
 
 
+@pytest.mark.security("An ONNX graph without branches, other domains and files")
 def test_a_scan_over_the_mask_turns_as_often_as_the_device_says():
     graph, sums = over_rows_of("mask").SerializeToString(), np.empty(2, np.float32)
     with pytest.raises(PlanRefused, match=UNBOUNDED):
@@ -295,6 +298,8 @@ def test_more_than_any_plan_has_is_refused(bound, words, monkeypatch):
         check_graph(graph, "g")
 
 
+@pytest.mark.security("Every graph is checked against a list of operators")
+@pytest.mark.security("An ONNX graph without branches, other domains and files")
 def test_damaged_bytes_are_refused_or_are_a_graph_of_known_operators():
     """ONNX's own parser must find nothing in what the walk lets pass that the walk would not have."""
     draw, passed = random.Random(0), 0

@@ -153,6 +153,7 @@ def test_a_policy_made_in_python_is_checked_as_well():
         PerDay(sessions=-1)
 
 
+@pytest.mark.security("A policy that names no signers accepts unsigned plans, and no secure round")
 def test_the_default_allows_everything():
     guarded = check_plan(Policy(), spent=(1e9, 10**15, 10**6), to_move=10**15)
     guarded.check_in("anything", "onnx")
@@ -195,11 +196,13 @@ def test_round_whose_minimum_is_too_low_or_missing_is_refused(minimum, fine):
             guarded.check_assignment(assignment(minimum=minimum), 0)
 
 
+@pytest.mark.security("A device whose policy says require_secure_aggregation takes no part in such a task")
 def test_a_device_that_wants_secure_aggregation_takes_no_assignment():
     with against("require_secure_aggregation"):
         guard(Policy(require_secure_aggregation=True)).check_assignment(assignment(minimum=1000), 0)
 
 
+@pytest.mark.security("Its policy names the signers … and bounds what it spends")
 def test_only_a_good_signature_of_a_named_signer_is_accepted(tmp_path):
     ours, other = (SigningKey.new(tmp_path / name) for name in ("ours.pem", "other.pem"))
     guarded = guard(Policy(signers=(SIGNER, ours.signer)))
@@ -380,6 +383,8 @@ def test_training_gets_what_plan_and_day_leave():
     assert guard(policy, (8.0, 0, 0)).limits() == Limits(5, 2.0)
 
 
+@pytest.mark.security("only if its policy names signers, unless it says unsigned_programs")
+@pytest.mark.security("a device runs programs only when its policy names signers")
 def test_programs_that_nobody_vouches_for_are_not_asked_for():
     with pytest.raises(PolicyForbids, match=r"^against unsigned_programs of this device's policy: "):
         guard().check_in("phones", "executorch")

@@ -112,12 +112,15 @@ def test_a_plan_that_knows_the_noise_opens_every_example_in_the_sum(tmp_path):
     np.testing.assert_array_equal(total.reshape(SLOTS, FEATURES), OWN)
 
 
+@pytest.mark.security("The noise of a secure round is keyed by a secret of the device")
 def test_in_a_secure_round_nobody_knows_the_noise_of_a_slot(tmp_path):
     graphs = stealing_graphs()
     for slot in range(SLOTS):
         assert not trained(tmp_path, slot, graphs, secagg=b"invitation").any()
 
 
+@pytest.mark.security("It takes part in secure rounds only under a release that a key … signed")
+@pytest.mark.security("A policy that names no signers accepts unsigned plans, and no secure round")
 def test_the_unsigned_plan_of_the_attack_is_refused_before_it_is_fetched(coordinator, config):
     graphs = stealing_graphs()
     coordinator.offer(stealing_plan(graphs), graphs, ZEROS)
@@ -168,6 +171,10 @@ def against(rule, words):
 ALTERED = structs.replace(release(), text=release().text.replace('"counter":1', '"counter":9'))
 
 
+@pytest.mark.security("It takes part in secure rounds only under a release that a key … signed")
+@pytest.mark.security("signs the population, the plan, the first checkpoint, and how sums are made")
+@pytest.mark.security("A release holds until it expires (90 days if not set)")
+@pytest.mark.security("A question is a plan, so all of this document holds for it")
 @pytest.mark.parametrize(
     ("signed", "rule", "words"),
     [
@@ -192,6 +199,7 @@ def test_a_round_without_its_release_is_refused(releases, signed, rule, words):
         releases.check(assignment(release=signed))
 
 
+@pytest.mark.security("A release holds until it expires (90 days if not set)")
 def test_a_release_with_a_lower_counter_than_one_seen_is_refused(releases):
     releases.check(assignment(release=release(counter=5)))
     releases.check(assignment(release=release(counter=5)))
@@ -206,6 +214,8 @@ def test_checkpoints_that_descend_from_the_release_are_accepted(releases):
         releases.check(given)
 
 
+@pytest.mark.security("In secure rounds it can sign a false checkpoint, and leaves evidence")
+@pytest.mark.security("each statement is signed, names release, round, parent and checkpoint")
 @pytest.mark.parametrize(
     ("lie", "words"),
     [
@@ -221,6 +231,7 @@ def test_a_checkpoint_without_its_own_entry_is_refused(releases, lie, words):
         releases.check(structs.replace(given, lineage=entry(**{"signed": release(), **lie})))
 
 
+@pytest.mark.security("Devices refuse the checkpoint of an older round … and one that does not descend")
 @pytest.mark.parametrize(
     ("given", "words"),
     [
@@ -234,6 +245,8 @@ def test_a_lineage_begins_in_round_one_at_the_releases_checkpoint(releases, give
         releases.check(given)
 
 
+@pytest.mark.security("In secure rounds it can sign a false checkpoint, and leaves evidence")
+@pytest.mark.security("Devices refuse the checkpoint of an older round … and one that does not descend")
 def test_a_checkpoint_that_goes_back_or_forks_is_refused(releases):
     signed = release()
     releases.check(after(signed, 2, SECOND, THIRD))
@@ -350,6 +363,7 @@ def demanding(releases):
     return replace(releases, policy=Policy(signers=(RELEASE.signer,), require_release_log=True))
 
 
+@pytest.mark.security("A device checks that its own release is there and that heads do not shrink")
 def test_a_release_in_a_growing_log_is_accepted(demanding):
     for log in ([OWN_RELEASE], LOG, LOG, [*LOG, *STRANGERS]):
         demanding.check(assignment(release=OWN_RELEASE, log=proof(log, OWN_RELEASE)))
@@ -365,6 +379,7 @@ def test_a_report_that_is_kept_outlives_a_growing_log(demanding):
         demanding.check(before)
 
 
+@pytest.mark.security("A device checks that its own release is there and that heads do not shrink")
 @pytest.mark.parametrize(
     ("lie", "words"),
     [

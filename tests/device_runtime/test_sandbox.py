@@ -103,6 +103,8 @@ def test_a_report_from_the_sandbox_is_that_of_the_process_itself(coordinator, sa
     assert entry.compute_s > 0.05, "the CPU time of the other process counts"
 
 
+@pytest.mark.security("run in a process of their own … no key of the device … no file and no connection")
+@pytest.mark.security("A graph that is slow, large or crashes its runtime costs an assignment")
 def test_a_graph_gets_no_more_memory_than_the_policy_allows(coordinator, sandboxed):
     offer(coordinator, hungry(400_000_000))
     policy = Policy(plan=PlanLimits(memory_bytes=400_000_000))
@@ -130,6 +132,8 @@ def test_memory_of_a_sandbox_stays_within_what_was_allowed():
     assert hungry_bytes - modest < 400_000_000
 
 
+@pytest.mark.security("run in a process of their own … no key of the device … no file and no connection")
+@pytest.mark.security("A graph that is slow, large or crashes its runtime costs an assignment")
 def test_a_graph_gets_no_more_time_than_the_policy_allows(coordinator, sandboxed):
     offer(coordinator, busy())
     outcome = run_session(replace(sandboxed, policy=Policy(plan=PlanLimits(compute_seconds=1.0))))
@@ -166,6 +170,7 @@ def test_an_application_that_stops_does_not_wait_for_a_graph(coordinator, sandbo
     assert children() == []
 
 
+@pytest.mark.security("A graph that is slow, large or crashes its runtime costs an assignment")
 def test_a_process_that_crashes_is_an_outcome_with_its_signal():
     sandbox = Sandbox("onnxruntime")
 
@@ -179,6 +184,8 @@ def test_a_process_that_crashes_is_an_outcome_with_its_signal():
     assert children() == []
 
 
+@pytest.mark.security("A process of its own with limits on memory and time … and ends with its device")
+@pytest.mark.security("a graph that finds a fault of its runtime has the examples, the graphs")
 def test_a_taken_over_process_has_nothing_of_the_devices(monkeypatch):
     monkeypatch.setenv("SECRET_TOKEN", "of the application")
     monkeypatch.setattr(process, "CHILD", "tests.device_runtime.taken_over")
@@ -192,6 +199,8 @@ def test_a_taken_over_process_has_nothing_of_the_devices(monkeypatch):
     assert not found["started"], "no process, where it does not run as root"
 
 
+@pytest.mark.security("run in a process of their own … no key of the device … no file and no connection")
+@pytest.mark.security("a graph that finds a fault of its runtime has the examples, the graphs")
 def test_a_sandbox_is_given_no_key_of_the_device(coordinator, sandboxed, examples, monkeypatch):
     given, send_bytes = [], Channel.send_bytes
 
@@ -255,6 +264,7 @@ def over(pid):
         return True
 
 
+@pytest.mark.security("A process of its own with limits on memory and time … and ends with its device")
 def test_training_ends_in_mid_graph_when_its_device_is_killed():
     code = """
 from device_runtime.sandbox.process import Sandbox
@@ -272,6 +282,7 @@ Sandbox("onnxruntime").train(job(busy(4_000)), Limits(1_000_000_000, 600.0), lam
     until(lambda: over(child))
 
 
+@pytest.mark.security("run in a process of their own … no key of the device … no file and no connection")
 def test_a_device_never_loads_the_engine_itself():
     code = (
         "import sys; from device_runtime.config import DeviceConfig; print(DeviceConfig.__dataclass_fields__['trainer']"

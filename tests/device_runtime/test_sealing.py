@@ -102,6 +102,7 @@ def test_examples_are_sealed_under_the_key_of_the_application(tmp_path):
     assert not list(tmp_path.glob("*.key"))
 
 
+@pytest.mark.security("require_https holds for that address as for the coordinator's")
 @pytest.mark.parametrize("stored", [False, True])
 def test_a_device_that_insists_on_https_sends_no_byte_over_http(coordinator, config, stored):
     if stored:
@@ -114,6 +115,7 @@ def test_a_device_that_insists_on_https_sends_no_byte_over_http(coordinator, con
     assert coordinator.calls == []
 
 
+@pytest.mark.security("require_https holds for that address as for the coordinator's")
 def test_a_device_that_insists_on_https_asks_no_authority_over_http(secure, config):  # noqa: F811
     """Its coordinator is at https, and names an authority that is not."""
     policy = Policy(signers=TRUSTING.signers, require_https=True)

@@ -169,6 +169,7 @@ def refused(coordinator, config, error, said=()):
     assert coordinator.aborts[-1].reason == "secagg-refused"
 
 
+@pytest.mark.security("A device refuses it unless its policy says otherwise")
 @pytest.mark.parametrize(
     ("lie", "error"),
     [
@@ -191,6 +192,7 @@ def test_an_invitation_that_is_not_for_this_assignment_is_refused(secure, config
     refused(secure, config, error)
 
 
+@pytest.mark.security("each statement is signed, names release, round, parent and checkpoint")
 def test_a_device_takes_part_to_the_end_and_keeps_the_result(secure, config):
     secure.aggregate = Aggregator(terms(secure.plan, secure.checkpoint)).answer
     outcome = run_session(config)
@@ -239,6 +241,7 @@ def test_no_words_about_a_failure_leave_in_a_secure_round(secure, config, exampl
     assert secure.aborts == [Abort("non-finite-report")]
 
 
+@pytest.mark.security("a device's min_cohort is held against that number")
 def test_a_policys_least_cohort_holds_for_the_sum(secure, config):
     secure.invite = invitation(min_sum=8)
     config = replace(config, policy=Policy(min_cohort=9, signers=TRUSTING.signers))
@@ -261,6 +264,7 @@ def descent(secure, number):
     return LINEAGE.sign_entry(LineageEntry(release=signed.digest, round=number - 1, parent=same, checkpoint=same))
 
 
+@pytest.mark.security("Devices follow a chain of signatures … they never go back")
 def test_a_device_follows_the_servers_key_to_its_successors(secure, config):
     run_session(config)
     assert [number for number, _ in secure.said] == [1]
@@ -276,6 +280,8 @@ def test_a_device_follows_the_servers_key_to_its_successors(secure, config):
     assert len(secure.enrolments) == 1
 
 
+@pytest.mark.security("A device trusts the keys that it sees at its first enrolment, and pins them")
+@pytest.mark.security("Devices follow a chain of signatures … they never go back")
 @pytest.mark.parametrize("lie", ["another key", "a made-up chain", "none"])
 def test_a_device_refuses_a_server_key_without_a_chain_from_its_own(secure, config, lie):
     run_session(config)
@@ -292,6 +298,7 @@ def test_a_device_refuses_a_server_key_without_a_chain_from_its_own(secure, conf
     refused(secure, config, words[lie])
 
 
+@pytest.mark.security("A device trusts the keys that it sees at its first enrolment, and pins them")
 def test_a_device_takes_part_only_under_the_authority_that_it_saw_first(secure, config):
     run_session(config)
     secure.said.clear()
@@ -325,6 +332,7 @@ def attempt(coordinator, config, number, said_before=None, **changes):
     return run_session(config)
 
 
+@pytest.mark.security("A device takes part in one sum of a round and no second")
 def test_a_device_that_revealed_joins_no_other_attempt_at_the_round(secure, config):
     """Two sums over cohorts that differ in one device would give its report."""
     assert attempt(secure, config, 1).outcome == "reported"
@@ -334,6 +342,7 @@ def test_a_device_that_revealed_joins_no_other_attempt_at_the_round(secure, conf
     assert secure.said == []
 
 
+@pytest.mark.security("A device takes part in one sum of a round and no second")
 def test_a_task_by_another_name_is_no_way_round_the_rounds_answered(secure, config):
     assert attempt(secure, config, 1).outcome == "reported"
     other = secure.assignment()
@@ -368,6 +377,7 @@ def test_a_state_that_does_not_open_costs_its_assignment_alone(secure, config):
         assert database.execute("SELECT * FROM assignment").fetchall() == []
 
 
+@pytest.mark.security("It releases no share after that, and before it at most one of each neighbour")
 @pytest.mark.parametrize("number", [1, 7, 9, 11])
 def test_a_device_that_was_lied_to_keeps_nothing_of_the_session(secure, config, number):
     others = Aggregator(terms(secure.plan, secure.checkpoint))
@@ -398,6 +408,7 @@ def again(coordinator, config):
     return [number for number, _ in coordinator.said]
 
 
+@pytest.mark.security("its evidence, which is bound to the key and the moment")
 def test_a_credential_is_asked_for_once_and_shown_to_the_coordinator(secure, config):
     run_session(config)
     assert again(secure, config) == [1]
@@ -428,6 +439,7 @@ def test_a_credential_serves_on_while_its_authority_cannot_be_reached(secure, co
     assert len(secure.issued) == 2
 
 
+@pytest.mark.security("the device checks what it gets against the authority's key")
 @pytest.mark.parametrize(
     ("answer", "error"),
     [
@@ -469,6 +481,7 @@ def named(config, authority, url=None):
     return replace(config, policy=Policy(signers=TRUSTING.signers, authority=key, authority_url=url))
 
 
+@pytest.mark.security("The owner's policy can name the authority before that")
 def test_a_device_goes_by_the_authority_of_its_policy_whatever_it_is_told(secure, config):
     config = named(config, private(7))
     secure.issue = issuing(signer=private(7), first=private(7))

@@ -244,6 +244,7 @@ def test_a_graph_that_does_not_fit_the_examples_fails_and_says_so(coordinator, c
     assert len(detail) > len("graph 'train.step' failed")
 
 
+@pytest.mark.security("A report holds model-sized vectors, a weight and metric sums")
 def test_what_may_hold_paths_or_data_stays_on_the_device(coordinator, config, examples):
     np.savez(config.examples, x=examples["x"])
     run_session(config)

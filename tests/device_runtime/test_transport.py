@@ -205,6 +205,7 @@ def test_bytes_of_another_digest_are_refused(coordinator, transport, partial):
         transport.blob(BlobRef.of(b"good"), partial)
 
 
+@pytest.mark.security("Everything that is fetched is checked against its size and SHA-256")
 def test_other_bytes_than_a_blobs_are_refused_and_cost_little_more(coordinator, transport, tmp_path):
     """Shorter, longer or changed: no more is taken than the blob has, and a piece."""
     good = bytes(range(256)) * 64

@@ -39,6 +39,8 @@ from tests.device_runtime.test_secure import (
 from tests.device_runtime.test_session import begin
 from tests.tree import ROOT
 
+pytestmark = pytest.mark.promise("Devices in Python, Node and browsers keep the protocol with any coordinator")
+
 
 @pytest.fixture(scope="module")
 def node():
@@ -229,6 +231,7 @@ def test_an_assignment_that_no_request_can_name_is_no_answer(coordinator, sessio
     assert outcome["outcome"] == "reported", outcome
 
 
+@pytest.mark.security("calls its coordinator alone, and for secure rounds the enrolment authority")
 def test_a_device_follows_no_redirect(coordinator, session):
     with serving() as elsewhere:
         coordinator.faults["blob"] = [status(307, Location=f"{elsewhere.url}/v1/blobs/{coordinator.plan.sha256}")]
@@ -277,6 +280,8 @@ def test_the_owners_policy_is_kept(coordinator, session, policy, outcome, words)
     assert outcome == "aborted" or coordinator.calls == []
 
 
+@pytest.mark.security("Its policy names the signers … and bounds what it spends")
+@pytest.mark.security("Of collections that the device's policy does not name it learns nothing")
 def test_offers_tell_nothing_of_a_collection_that_is_not_shown(coordinator, session):
     rules = ({"min_examples": 11}, {"min_examples": 10}, {})
     offers = tuple(Offer(task=f"t-{place}", collection="default", **rule) for place, rule in enumerate(rules))

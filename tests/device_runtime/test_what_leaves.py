@@ -83,10 +83,13 @@ def new_folder(tmp_path_factory):
     return lambda: tmp_path_factory.mktemp("device")
 
 
+@pytest.mark.security("A report holds model-sized vectors, a weight and metric sums")
 def test_examples_decide_nothing_that_leaves_but_the_report(coordinator, config, new_folder):
     assert_examples_decide_only_reports(coordinator, config, new_folder, lambda path: path.endswith("/report"))
 
 
+@pytest.mark.security("A report holds model-sized vectors, a weight and metric sums")
+@pytest.mark.security("Nothing else about a vector: weights, metrics and indicators are inside the mask")
 def test_in_a_secure_round_examples_decide_masked_words_alone(secure, config, new_folder):  # noqa: F811
     random = ("/v1/credentials", "/secagg/")  # its keys, and what is made with them
     assert_examples_decide_only_reports(secure, config, new_folder, lambda path: any(one in path for one in random))
@@ -125,10 +128,12 @@ def address(coordinator):
     return "127.0.0.1", int(coordinator.url.rpartition(":")[2])
 
 
+@pytest.mark.security("calls its coordinator alone, and for secure rounds the enrolment authority")
 def test_a_device_calls_its_coordinator_alone(coordinator, config):
     assert called_by(config) == ({address(coordinator)}, "reported")
 
 
+@pytest.mark.security("calls its coordinator alone, and for secure rounds the enrolment authority")
 def test_a_device_of_secure_rounds_calls_its_authority_too(secure, config, tmp_path):  # noqa: F811
     secure.aggregate = Aggregator(terms(secure.plan, secure.checkpoint)).answer
     (tmp_path / "policy.toml").write_text(f'signers = ["{RELEASE.signer}"]')
@@ -139,6 +144,7 @@ def test_a_device_of_secure_rounds_calls_its_authority_too(secure, config, tmp_p
         assert len(authority.issued) == 1
 
 
+@pytest.mark.security("calls its coordinator alone, and for secure rounds the enrolment authority")
 @pytest.mark.parametrize("call", ["check-in", "assignment", "blob", "report"])
 def test_a_device_is_sent_nowhere_else(coordinator, config, call):
     with serving() as other:

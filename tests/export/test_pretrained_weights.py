@@ -255,6 +255,7 @@ def test_weights_that_are_not_plain_or_not_whole_are_refused(harm, words, tmp_pa
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.security("No data is run as code. … There is no pickle")
 @pytest.mark.parametrize("type_", ["telepathy", "bert"])
 def test_code_of_a_folder_is_not_run_and_nobody_is_asked(type_, tmp_path, monkeypatch):
     folder, _ = folder_of(tmp_path / "bert")

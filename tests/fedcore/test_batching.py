@@ -79,6 +79,7 @@ def test_noise_follows_the_specification_and_its_published_vectors(vector):
     assert noise_by_the_specification(seed, round, slot, pass_index, step, vector["size"]) == vector["noise"]
 
 
+@pytest.mark.security("The noise of a secure round is keyed by a secret of the device")
 def test_a_secret_enters_the_noise_and_not_the_order():
     secret = bytes(range(32))
     hidden, known = StreamKey(7, 3, 2, secret), StreamKey(7, 3, 2)

@@ -76,6 +76,7 @@ def test_a_malformed_manifest_is_refused_and_says_where(bundle):
         Bundle(bundle.folder)
 
 
+@pytest.mark.security("Everything that is fetched is checked against its size and SHA-256")
 def test_an_altered_blob_is_refused_wherever_it_is_read(bundle):
     (bundle.folder / "blobs" / bundle.manifest.plan.sha256).write_bytes(make_plan().encode() + b" ")
     for read in (lambda: bundle.plan, lambda: bundle.read(bundle.manifest.plan), lambda: list(bundle.blobs())):

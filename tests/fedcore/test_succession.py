@@ -5,6 +5,8 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from fedcore.errors import BrokenSuccession, InvalidKey
 from fedcore.succession import MOST_SUCCESSORS, SucceedingKey, Succession, Successor
 
+pytestmark = pytest.mark.security("Devices follow a chain of signatures … they never go back")
+
 
 def test_every_earlier_key_leads_to_the_one_that_holds_now():
     first = SucceedingKey.new("server")

@@ -3,6 +3,7 @@
 import json
 import time
 
+import pytest
 import sqlalchemy
 
 from coordinator.errors import BrokenAudit
@@ -42,6 +43,7 @@ def test_log_is_shown_and_verified_from_both_sides(served, tmp_path):  # noqa: F
     assert head.read_text().startswith("5:")
 
 
+@pytest.mark.security("muster coordinator devices revoke sends a device away")
 def test_devices_are_listed_revoked_and_allowed(served):  # noqa: F811 - the fixture
     here, there, store, _ = served
     with store.database.writing() as records:

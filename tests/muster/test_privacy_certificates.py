@@ -41,6 +41,7 @@ def trained(served, tmp_path, *more):
     return task
 
 
+@pytest.mark.security("anybody can check that the ledger spends what it says")
 def test_certificate_is_written_and_verified_here_and_over_http(served, tmp_path):
     here, there, store, _ = served
     task = trained(served, tmp_path)
@@ -94,6 +95,7 @@ def certified(served, tmp_path):
     return model, beside, CertifiedLedger.decode(beside.read_bytes())
 
 
+@pytest.mark.security("anybody can check that the ledger spends what it says")
 def test_every_damage_is_named_and_ends_with_exit_code_1(certified):
     model, beside, good = certified
     text = json.loads(good.certificate.text)

@@ -165,6 +165,9 @@ def test_a_release_is_signed_on_the_operators_machine(served, tmp_path):
     assert [one["digest"] for one in logs[0]["releases"]] == [one.digest for one in store.releases()]
 
 
+@pytest.mark.security("It takes part in secure rounds only under a release that a key … signed")
+@pytest.mark.security("signs the population, the plan, the first checkpoint, and how sums are made")
+@pytest.mark.security("A release holds until it expires (90 days if not set)")
 def test_a_release_holds_for_ninety_days_and_its_key_stays_away(served, tmp_path):
     _, there, store, _ = served
     key, before = tmp_path / "release.pem", int(time.time())
@@ -230,6 +233,7 @@ def test_commands_on_a_store_make_no_second_lineage_key(served, tmp_path, monkey
     assert in_process("task", "rollback", task, "--round", 0, *there).exit_code == 0
 
 
+@pytest.mark.security("That everybody is shown one log … is for the holder of the release key to check")
 def test_a_log_of_releases_that_lost_or_changed_one_is_found(served, tmp_path):
     here, _, store, _ = served
     head, key = tmp_path / "head.json", tmp_path / "release.pem"
@@ -327,6 +331,7 @@ def test_what_another_server_answers_is_said_with_its_status(status, body, says)
     assert says in str(failed.exception)
 
 
+@pytest.mark.promise("A task without progress says why, the same everywhere, and writes nothing")
 def test_page_command_api_and_metrics_say_alike_why_a_task_does_not_go_on(served, tmp_path):
     here, there, _, devices = served
     made = create(make_bundle(tmp_path / "plan").folder, here, "--json", "--min-examples", 1000)

@@ -89,6 +89,7 @@ def test_under_noise_their_difference_is_within_what_noise_does(users):
     assert min(differences) < 0 < max(differences)
 
 
+@pytest.mark.security("Questions without noise can be refused")
 def test_a_budget_refuses_questions_without_noise_and_one_too_many(store):
     store.set_budget("phones", 1.1, 1e-4)
     with pytest.raises(BudgetExceeded, match="privacy"):
@@ -129,6 +130,7 @@ def test_a_masked_sum_is_over_several_devices_whatever_the_threshold():
         settings_of_question(question, {"population": "phones", "secagg": {}, "goal": 2}, None)
 
 
+@pytest.mark.security("A device can lie within its bounds")
 @pytest.mark.parametrize("lie", [1e6, -1e6])
 @pytest.mark.parametrize("private", [False, True], ids=["bounds", "clip"])
 def test_a_device_that_lies_counts_as_much_as_its_bounds_say(private, lie, store):

@@ -112,6 +112,7 @@ def differing():
     return [held(15), held(55), held(0), held(15, place=5)]
 
 
+@pytest.mark.security("A condition picks no device")
 @pytest.mark.parametrize("way", WAYS)
 def test_no_condition_tells_what_one_device_has(way):
     """Nor whether it has any such row: else "more than 20?" would be answered, then "more than 30?", and so on."""
@@ -122,6 +123,7 @@ def test_no_condition_tells_what_one_device_has(way):
         assert others == [first] * 3, (text, first, others)
 
 
+@pytest.mark.security("A condition picks no device")
 @pytest.mark.parametrize("secure", [False, True])
 @pytest.mark.parametrize("column", PICKS)
 def test_no_bound_tells_what_one_device_has(column, secure):
@@ -144,6 +146,7 @@ def test_what_enough_rows_give_to_a_choice_is_shown():
         assert found == expected, text
 
 
+@pytest.mark.security("A condition picks no device")
 @pytest.mark.parametrize("condition", ONE)
 def test_no_clause_tells_what_one_device_has(condition):
     for text in (
@@ -154,6 +157,7 @@ def test_no_clause_tells_what_one_device_has(condition):
         assert (first[0], others) == ((), [first] * 3), text
 
 
+@pytest.mark.security("A condition picks no device")
 @pytest.mark.parametrize("least", [1, 3, 4, 5])
 def test_what_as_many_devices_have_as_a_group_needs_is_shown(least):
     """Four devices have five rows with y = 1 or y = 2."""
@@ -185,6 +189,7 @@ def test_who_asks_for_no_threshold_is_answered_as_by_sqlite():
     assert (found, hidden) == (55, 0)
 
 
+@pytest.mark.security("A threshold does not hold against differences and weights")
 def test_what_two_columns_differ_in_is_not_hidden():
     """As the documents say: against differences there is only noise."""
     text = "SELECT SUM(x), SUM(x) FILTER (WHERE p <> 7) FROM examples"
@@ -193,6 +198,7 @@ def test_what_two_columns_differ_in_is_not_hidden():
         assert everybody - others == x
 
 
+@pytest.mark.security("A threshold does not hold against differences and weights")
 def test_what_weights_pick_is_not_hidden():
     """As the documents say: all rows contribute, and one outweighs the others."""
     for x in (15, 55):

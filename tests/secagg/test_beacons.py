@@ -37,6 +37,8 @@ def of_a_liar(cohort, beacon, chosen=None):
     }  # fmt: skip
 
 
+@pytest.mark.security("A coordinator that lies cannot try beacons")
+@pytest.mark.security("takes another beacon than the authority drew")
 def test_every_honest_device_refuses_a_beacon_that_is_not_the_authoritys(cohort):
     roster = cohort.server.advance().roster
     chosen, root, invite_hash = cohort.server.parameters, root_of(roster), cohort.invite.hash
@@ -52,6 +54,8 @@ def test_every_honest_device_refuses_a_beacon_that_is_not_the_authoritys(cohort)
         dies(client, BadSignature, of_a_liar(cohort, tries[number % len(tries)])[slot])
 
 
+@pytest.mark.security("A coordinator that lies cannot try beacons")
+@pytest.mark.security("takes another beacon than the authority drew")
 def test_parameters_that_were_not_drawn_for_are_refused(cohort):
     """A larger k puts others near, so that a server could try each."""
     roster = cohort.server.advance().roster
@@ -80,6 +84,7 @@ def test_a_server_ends_a_session_without_a_beacon_of_the_authority():
             server.server.advance()
 
 
+@pytest.mark.security("draws the beacon … once for a device under an invitation")
 def test_nothing_is_drawn_where_everyone_is_everyones_neighbour():
     small = Cohort(64)
     small.answer(dict.fromkeys(small.clients, small.server.invitation))

@@ -103,6 +103,7 @@ def test_a_complaint_about_a_box_that_was_never_sent_is_refused():
     sums_without(cohort, cohort.open(cohort.deliveries), {11})
 
 
+@pytest.mark.security("Boxes that do not open cost a session … at most as many honest devices")
 @given(data=st.data(), n=st.sampled_from([8, 13, 20, 40]))
 @settings(max_examples=200, deadline=None)
 def test_no_more_honest_devices_leave_than_corrupt_ones(data, n):
@@ -144,6 +145,8 @@ def test_a_device_goes_on_with_nobody_whose_box_did_not_open(opened, victim):
     assert dies(victim, BadCiphertext, included).culprits == (3,)
 
 
+@pytest.mark.security("shows different rosters, parameters or beacons to different devices")
+@pytest.mark.security("alters, swaps, replays or reflects boxes")
 def test_damaged_boxes_leave_a_device_no_fewer_neighbours_than_t(opened, victim):
     """Eight neighbours, of which six must stay: with three fewer the device does not mask, and has told nothing."""
     everyone = frozenset(range(9))
@@ -181,12 +184,14 @@ def test_nobody_is_included_who_did_not_share(cohort, victim):
     dies(victim, InconsistentSurvivors, Included(frozenset(range(9))).encode(cohort.sid, 9))
 
 
+@pytest.mark.security("sends a message that is not due, or one before M8 twice: OutOfOrder")
 def test_a_device_masks_for_one_set_of_devices(opened, victim):
     victim.receive(opened.deliveries[VICTIM])
     victim.receive(Included(frozenset(range(9))).encode(opened.sid, 9))
     dies(victim, OutOfOrder, Included(frozenset(range(8))).encode(opened.sid, 9))
 
 
+@pytest.mark.security("tells some that a device survived … and others that it left")
 def test_two_sets_of_included_devices_do_not_open_both_secrets(opened, victim):
     """Half of the devices are told that the victim's boxes did not open, and half that it dropped out later.
 

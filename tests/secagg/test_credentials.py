@@ -78,6 +78,7 @@ LIES = [
 ]
 
 
+@pytest.mark.security("One device has one place in a session, by the id in its credential")
 @pytest.mark.parametrize(("error", "lie"), LIES)
 def test_a_server_refuses_a_false_credential(cohort, error, lie):
     devices = advertised(cohort)
@@ -89,6 +90,7 @@ def test_a_server_refuses_a_false_credential(cohort, error, lie):
     cohort.server.receive(LIAR, devices[LIAR].encode(cohort.invite.hash))
 
 
+@pytest.mark.security("uses the credential of another device, an old one, or one device several times")
 @pytest.mark.parametrize(("error", "lie"), LIES)
 def test_a_neighbour_refuses_a_false_credential_that_the_server_lets_by(cohort, error, lie):
     devices = advertised(cohort)

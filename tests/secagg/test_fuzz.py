@@ -6,6 +6,7 @@ from copy import deepcopy
 from functools import cache
 
 import numpy as np
+import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
@@ -97,6 +98,7 @@ def revealing():
     return cohort, {slot: cohort.clients[slot].receive(message).message for slot, message in messages.items()}
 
 
+@pytest.mark.security("False shares are corrected as far as the code allows, and their senders named")
 @given(
     false=st.dictionaries(
         st.tuples(st.integers(10, 17), st.integers(0, N - 1)),

@@ -44,6 +44,7 @@ def test_everyone_is_equally_likely_to_be_near():
     assert sum((counts[p] - expected) ** 2 / expected for p in range(1, 20)) < 60  # 18 degrees of freedom
 
 
+@pytest.mark.security("passes a device's check with chance (1 − f)^k")
 @pytest.mark.parametrize("share", [0.02, 0.05])
 def test_a_roster_with_made_up_devices_is_let_by_as_seldom_as_said(share):
     """A device checks its neighbours alone, which are drawn after the roster is fixed."""

@@ -98,6 +98,7 @@ def test_boxes_are_gcm_of_nist(known):
     assert box == known["ciphertext"] + known["tag"]
 
 
+@pytest.mark.security("alters, swaps, replays or reflects boxes")
 def test_a_box_opens_only_with_its_key_session_and_direction():
     key, sid = bytes(range(32)), bytes(32)
     box = keys.seal(key, b"shares", sid, 3, 4)

@@ -26,6 +26,8 @@ from tests.secagg.cohort import (
 )
 
 
+@pytest.mark.security("says that a device that is there is gone: SelfMarkedDead")
+@pytest.mark.security("says that too few are left: BelowThreshold, TooFewNeighbours")
 @pytest.mark.parametrize(
     ("error", "alive"),
     [
@@ -39,6 +41,8 @@ def test_survivors_without_oneself_or_enough_others_are_refused(uploaded, victim
     dies(victim, error, Survivors(frozenset(alive)).encode(uploaded.sid, 9))
 
 
+@pytest.mark.security("a device's min_cohort is held against that number")
+@pytest.mark.security("says that too few are left: BelowThreshold, TooFewNeighbours")
 def test_a_sum_over_fewer_than_promised_is_refused():
     cohort = Cohort(9, invitation(min_sum=9))
     included = cohort.open(cohort.share(cohort.advertise()))
@@ -62,6 +66,7 @@ def test_a_second_survivor_set_is_not_signed(uploaded, victim):
     dies(victim, InconsistentSurvivors, Survivors(frozenset(range(8))).encode(sid, 9))
 
 
+@pytest.mark.security("tells some that a device survived … and others that it left")
 def test_views_that_differ_between_devices_are_noticed_with_evidence(uploaded, victim):
     """Half of the devices are told that position 8 survived, half that it did not."""
     sid = uploaded.sid
@@ -94,6 +99,7 @@ def test_one_confirmation_too_few_reveals_nothing(uploaded, victim):
     dies(victim, BelowThreshold, Confirmations(signed_by).encode(sid))
 
 
+@pytest.mark.security("skips the confirmation, or makes it of signatures from elsewhere")
 @pytest.mark.parametrize("what", ["digest", "signature", "stranger", "dead", "own"])
 def test_confirmations_that_nobody_near_made_are_refused(uploaded, victim, what):
     sid, alive = uploaded.sid, frozenset(range(8))
@@ -116,10 +122,12 @@ def test_confirmations_that_nobody_near_made_are_refused(uploaded, victim, what)
     dies(victim, BadSignature, Confirmations(signed_by).encode(sid))
 
 
+@pytest.mark.security("skips the confirmation, or makes it of signatures from elsewhere")
 def test_shares_are_not_revealed_before_survivors_are_confirmed(uploaded, victim):
     dies(victim, OutOfOrder, Confirmations({}).encode(uploaded.sid))
 
 
+@pytest.mark.security("skips the confirmation, or makes it of signatures from elsewhere")
 def test_confirmations_of_another_session_are_worth_nothing(uploaded, victim):
     sid = uploaded.sid
     victim.receive(uploaded.survivors[VICTIM])
@@ -131,6 +139,7 @@ def test_confirmations_of_another_session_are_worth_nothing(uploaded, victim):
     dies(victim, BadSignature, Confirmations(old).encode(sid))
 
 
+@pytest.mark.security("asks again for the other share, also after a restart of the device")
 def test_after_the_shares_of_one_survivor_set_none_of_another_leave(uploaded, victim):
     sid = uploaded.sid
     messages = uploaded.confirm(uploaded.survivors)

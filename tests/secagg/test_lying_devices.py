@@ -169,6 +169,7 @@ def summed(cohort):
     return client.result.summed
 
 
+@pytest.mark.security("False shares are corrected as far as the code allows, and their senders named")
 def test_a_device_that_reveals_false_shares_is_named_and_the_sum_is_right(cohort):
     falsify(cohort, revealing(cohort), {12})
     found = cohort.unmask()
@@ -176,6 +177,8 @@ def test_a_device_that_reveals_false_shares_is_named_and_the_sum_is_right(cohort
     np.testing.assert_array_equal(found.total.sums, cohort.expected)
 
 
+@pytest.mark.security("A device that deals inconsistent shares of its own secrets … is named")
+@pytest.mark.security("the session ends in BadShare and names it, and the attempt is lost")
 def test_false_shares_by_more_than_can_be_corrected_end_the_session(cohort):
     falsify(cohort, revealing(cohort), {12, 13, 14})
     with pytest.raises(BadShare, match="secret of position") as caught:
@@ -184,6 +187,7 @@ def test_false_shares_by_more_than_can_be_corrected_end_the_session(cohort):
     assert summed(cohort) is False
 
 
+@pytest.mark.security("A device that deals inconsistent shares of its own secrets … is named")
 def test_a_device_that_committed_to_another_seed_ends_the_session(cohort):
     rosters = cohort.advertise()
     for slot, message in rosters.items():
@@ -205,6 +209,7 @@ def test_too_few_shares_end_the_session(cohort):
         cohort.unmask()
 
 
+@pytest.mark.security("the check word fails and no number leaves (UnmaskCheckFailed)")
 def test_a_mask_that_does_not_cancel_lets_no_number_out():
     """A device adds another mask than it should, as one does that holds another model."""
     cohort = Cohort(9, invitation(mode=HONEST, min_sum=3))
@@ -265,6 +270,7 @@ def sum_with(cohort, changes):
     return cohort.unmask().total
 
 
+@pytest.mark.security("In a secure round only the sum is bounded")
 @pytest.mark.parametrize(
     ("place", "change", "named"),
     [

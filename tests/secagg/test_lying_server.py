@@ -61,6 +61,8 @@ def test_a_device_takes_the_invitation_that_the_others_below_vary(cohort, victim
     assert advertised.id == public(cohort.identities[VICTIM])
 
 
+@pytest.mark.security("A device refuses it unless its policy says otherwise")
+@pytest.mark.security("invites to an old round, another model, another layout or codec key")
 @pytest.mark.parametrize(
     ("error", "changes"),
     [
@@ -89,6 +91,7 @@ def test_an_invitation_with_any_changed_byte_is_refused(cohort):
     dies(cohort.client(VICTIM), BadSignature, signed(cohort.invite, private(3)))
 
 
+@pytest.mark.security("sends a message that is not due, or one before M8 twice: OutOfOrder")
 @pytest.mark.parametrize("number", MessageType)
 def test_a_message_that_is_not_due_ends_the_session(cohort, victim, number):
     """At every step up to the upload."""
@@ -120,16 +123,21 @@ def forged(cohort, slot, **changes):
     return replace(found, neighbours=neighbours).encode(cohort.invite.hash)
 
 
+@pytest.mark.security("exchanges a device's keys, or makes devices up: BadSignature; GraphMismatch")
 def test_a_key_that_was_substituted_is_not_on_the_roster(advertised, victim):
     for name in ("id", "mask_key", "box_key"):
         wrong = forged(advertised, 13, **{name: bytes([9]) * 32})
         assert dies(copy(victim), GraphMismatch, wrong).culprits == (3,)
 
 
+@pytest.mark.security("exchanges a device's keys, or makes devices up: BadSignature; GraphMismatch")
 def test_a_signature_that_was_substituted_is_refused(advertised, victim):
     dies(victim, BadSignature, forged(advertised, 13, signature=bytes(64)))
 
 
+@pytest.mark.security("it cannot make up devices that others take for real")
+@pytest.mark.security("exchanges a device's keys, or makes devices up: BadSignature; GraphMismatch")
+@pytest.mark.security("passes a device's check with chance (1 − f)^k")
 def test_a_device_that_nobody_enrolled_is_refused(advertised, victim):
     false = credential(advertised.identities[13], private(99))
     dies(victim, BadSignature, forged(advertised, 13, credential=false))
@@ -160,12 +168,14 @@ def test_the_rosters_that_tests_make_are_those_of_the_server(cohort):
     assert open_roster(cohort, devices) == rosters_of(cohort.invite, devices)
 
 
+@pytest.mark.security("exchanges a device's keys, or makes devices up: BadSignature; GraphMismatch")
 def test_a_roster_around_a_key_that_its_device_did_not_sign_is_refused(cohort, victim):
     devices = advertisements(cohort)
     devices[13] = replace(devices[13], mask_key=PairKey(bytes(32)).public)
     dies(victim, BadSignature, rosters_of(cohort.invite, devices)[VICTIM])
 
 
+@pytest.mark.security("offers points of low order, or one key twice: BadPoint, DuplicateKey")
 @pytest.mark.parametrize("name", ["mask_key", "box_key"])
 def test_a_low_order_key_is_refused_though_a_corrupt_device_signed_it(cohort, victim, name):
     devices = advertisements(cohort)
@@ -173,6 +183,7 @@ def test_a_low_order_key_is_refused_though_a_corrupt_device_signed_it(cohort, vi
     dies(victim, BadPoint, rosters_of(cohort.invite, devices)[VICTIM])
 
 
+@pytest.mark.security("offers points of low order, or one key twice: BadPoint, DuplicateKey")
 def test_two_positions_with_one_key_are_refused(cohort, victim):
     devices = advertisements(cohort)
     devices[13] = own_signature(cohort, 13, replace(devices[13], box_key=devices[14].mask_key))
@@ -185,6 +196,7 @@ def test_a_roster_with_another_key_for_oneself_is_refused(cohort, victim):
     dies(victim, SelfMismatch, rosters_of(cohort.invite, devices)[VICTIM])
 
 
+@pytest.mark.security("places a victim among its own devices, or gives it fewer neighbours")
 @pytest.mark.parametrize(
     ("error", "change"),
     [
@@ -202,6 +214,7 @@ def test_a_roster_that_says_something_else_is_refused(advertised, victim, error,
     dies(victim, error, replace(found, **change(found)).encode(advertised.invite.hash))
 
 
+@pytest.mark.security("places a victim among its own devices, or gives it fewer neighbours")
 def test_a_graph_with_one_neighbour_twice_in_anothers_place_is_refused(advertised, victim):
     found = advertised.roster(VICTIM)
     twice = (found.neighbours[1], *found.neighbours[1:])
@@ -240,6 +253,7 @@ def complains(client, delivery, included):
     return accused
 
 
+@pytest.mark.security("alters, swaps, replays or reflects boxes")
 def test_boxes_that_were_altered_swapped_or_replayed_name_their_sender(delivered, victim):
     found = delivered.delivery(VICTIM)
     first, second = list(found.boxes)[:2]
@@ -266,6 +280,7 @@ def test_a_box_without_shares_in_it_names_its_sender(cohort, victim):
     assert complains(victim, delivery, frozenset(range(9))) == {3}
 
 
+@pytest.mark.security("says that a device that is there is gone: SelfMarkedDead")
 def test_a_delivery_without_oneself_or_enough_others_is_refused(delivered, victim):
     found = delivered.delivery(VICTIM)
     for error, positions in (
@@ -295,6 +310,7 @@ def test_every_field_of_an_invitation_is_among_the_terms_below():
     assert {"mode", *OTHER_TERMS} == {one.name for one in fields(Invite)}
 
 
+@pytest.mark.security("sends different invitations to different devices: BadSignature")
 @pytest.mark.parametrize("field", OTHER_TERMS)
 def test_a_device_with_another_invitation_is_left_out_by_its_neighbours(field):
     """The server invites one device to something else, and passes its keys on as if it were invited as the rest."""
@@ -330,6 +346,7 @@ def test_in_mode_honest_too_a_device_with_another_model_opens_no_box():
         assert complains(cohort.clients[slot], deliveries[slot], frozenset(range(9))) == {0}
 
 
+@pytest.mark.security("shows different rosters, parameters or beacons to different devices")
 def test_a_roster_that_differs_between_devices_leaves_no_box_to_open():
     """Two rosters of one round, each consistent in itself, share no key."""
     cohort = Cohort(9)

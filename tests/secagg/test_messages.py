@@ -28,6 +28,8 @@ from secagg.messages import (
 from tests.damage import INPUTS, outcomes
 from tests.secagg.cohort import invitation
 
+pytestmark = pytest.mark.promise("Damaged messages, plans and reports are read, or refused by their own error")
+
 SPEC = Path(__file__).parents[2] / "docs" / "spec" / "secagg.md"
 SID = bytes(range(32))
 N = 13

@@ -43,6 +43,8 @@ def mean_with(bits, w_max, length):
     return np.linalg.norm(total.sums) / N
 
 
+@pytest.mark.security("In a secure round only the sum is bounded")
+@pytest.mark.security("a single device moves the mean by as much as all honest ones together")
 @pytest.mark.parametrize("w_max", MOST_WEIGHTS)
 @pytest.mark.parametrize("bits", BITS)
 def test_one_device_moves_the_mean_as_far_as_specified_and_no_further(bits, w_max, capsys):
@@ -55,6 +57,7 @@ def test_one_device_moves_the_mean_as_far_as_specified_and_no_further(bits, w_ma
         mean_with(bits, w_max, 1.05 * most)
 
 
+@pytest.mark.security("a single device moves the mean by as much as all honest ones together")
 def test_the_specification_has_these_lengths():
     text = (ROOT / "docs/spec/secagg.md").read_text()
     rows = re.findall(r"^\| (\d+) \| ([\d.]+) \| ([\d.]+) \|$", text, re.MULTILINE)

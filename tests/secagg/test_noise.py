@@ -134,6 +134,7 @@ def test_noise_of_a_sum_equals_central_noise_when_nobody_drops():
     assert stats.chi2.cdf(square, segment.size) > LEAST_P
 
 
+@pytest.mark.security("every sum is noised before the server sees it, each group's too")
 def test_noise_suffices_when_the_allowed_number_adds_none():
     multiplier, least, corrupt = 1.0, 10, 2
     plain = noisy(20_000, 1)

@@ -135,6 +135,7 @@ def test_a_segment_that_cannot_be_quantised_is_refused(segment):
         packing.check_headroom((FULL, segment), 2)
 
 
+@pytest.mark.security("the check word fails and no number leaves (UnmaskCheckFailed)")
 def test_any_single_wrong_word_and_any_two_swapped_are_noticed():
     segments = (PackedSegment(30, 21, 8, 0.0, 255.0),)
     words = packing.encode(segments, np.arange(30, dtype=np.float32), 5, 10)

@@ -24,6 +24,7 @@ def test_the_finder_gives_the_table(n, expected):
     parameters.check(found)
 
 
+@pytest.mark.security("be at most a tenth of a roster (a fifth up to 64 devices)")
 @pytest.mark.parametrize("n", [65, 100, 333, 1000])
 def test_what_is_found_holds_both_bounds_and_nothing_smaller_does(n):
     found = parameters.find(n)
@@ -42,6 +43,8 @@ def test_every_size_of_cohort_has_parameters_that_a_device_accepts():
         parameters.check(parameters.find(n))
 
 
+@pytest.mark.security("be at most a tenth of a roster (a fifth up to 64 devices)")
+@pytest.mark.security("passes a device's check with chance (1 − f)^k")
 def test_up_to_64_everyone_is_a_neighbour_and_a_fifth_may_be_corrupt():
     for n in range(8, 65):
         found = parameters.find(n)
@@ -57,6 +60,7 @@ def test_cohorts_that_are_too_small_or_absurd_are_refused(n):
             call(n)
 
 
+@pytest.mark.security("both of its secrets come out only if at least 2t − k of its neighbours are corrupt")
 @pytest.mark.parametrize(
     "weak", [(100, 32, 21), (100, 30, 20), (100, 33, 26), (100, 32, 33), (1000, 96, 66), (20, 19, 11), (20, 19, 20),
              (20, 20, 15), (100, 99, 54), (100, 0, 0), (100, 2, 1), (9, 6, 6), (64, 20, 20)],
@@ -71,6 +75,7 @@ def test_more_shares_or_neighbours_than_needed_are_accepted():
         parameters.check(GraphParameters(*strong))
 
 
+@pytest.mark.security("min_sum less those that may be corrupt")
 def test_the_fewest_honest_devices_of_a_sum_are_those_left_by_any_roster():
     """A fifth of up to 64 devices may be corrupt, and a tenth of more, where that is not fewer than of 64."""
     for n_max in range(8, 300):

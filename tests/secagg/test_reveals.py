@@ -16,6 +16,11 @@ from secagg.messages import ACTIVE, HONEST, Confirm, Confirmations, Survivors, U
 from secagg.parameters import GraphParameters
 from tests.secagg.cohort import Cohort, invitation
 
+pytestmark = [
+    pytest.mark.security("It releases no share after that, and before it at most one of each neighbour"),
+    pytest.mark.security("both of its secrets come out only if at least 2t − k of its neighbours are corrupt"),
+]
+
 N, T, SLOT = 5, 2, 10
 CRASHES = st.sampled_from(["", "before it is kept", "before it is sent"])
 

@@ -27,6 +27,7 @@ def test_the_modulus_is_the_largest_prime_of_256_bits():
     assert not any(is_prime(n) for n in range(PRIME + 2, 2**256, 2))
 
 
+@pytest.mark.security("Up to t − 1 neighbours together: nothing. Shares are Shamir's")
 @given(secret=SECRETS, k=st.integers(1, 12), data=st.data())
 @settings(max_examples=60, deadline=None)
 def test_any_t_shares_give_the_secret_as_the_formula_does(secret, k, data):
@@ -37,6 +38,8 @@ def test_any_t_shares_give_the_secret_as_the_formula_does(secret, k, data):
     assert Lagrange(k).combine(points) == secret == reference.interpolate(points, PRIME)
 
 
+@pytest.mark.security("No neighbour's vector; one share of each of their secrets")
+@pytest.mark.security("Up to t − 1 neighbours together: nothing. Shares are Shamir's")
 def test_one_share_less_fits_every_secret():
     shares = dict(enumerate(shamir.split(5, 4, 3), 1))
     for guess in (0, 6, PRIME - 1):
@@ -67,6 +70,7 @@ def test_too_few_shares_are_counted():
         Recovery(4, 3).recover({1: 5, 2: 6}, lambda _: True)
 
 
+@pytest.mark.security("False shares are corrected as far as the code allows, and their senders named")
 @given(
     coefficients=st.lists(SECRETS, min_size=3, max_size=3),
     errors=st.dictionaries(st.integers(1, 10), SECRETS, max_size=3),

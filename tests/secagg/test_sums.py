@@ -14,6 +14,8 @@ from secagg.parameters import GraphParameters
 from secagg.session import MaskedSum, no_words
 from tests.secagg.cohort import EXACT, Cohort, dimension, integers, invitation
 
+pytestmark = pytest.mark.security("honest devices: leave at any time")
+
 STAGES = ("M1", "M3", "M5", "M7", "M9", "M11")
 SMALL = invitation(mode=HONEST, segments=(PackedSegment(3, 16, 8, 0.0, 255.0),), min_sum=2)
 
@@ -97,6 +99,8 @@ def test_random_devices_leave_a_real_cohort_at_random_stages(n, mode, seed):
     np.testing.assert_array_equal(found.total.sums, sum(vectors[slot].astype(np.float64) for slot in summed))
 
 
+@pytest.mark.security("The coordinator sees each report … unless the task asks for secure aggregation")
+@pytest.mark.security("Nothing else about a vector: weights, metrics and indicators are inside the mask")
 @pytest.mark.parametrize("value", [0, 255])
 def test_an_upload_looks_uniform_with_any_content(value):
     segment = PackedSegment(100_000, 21, 8, 0.0, 255.0)

@@ -48,6 +48,7 @@ def heard(vectors):
     return [*messages, cohort.server.results()[VICTIM]], uploads
 
 
+@pytest.mark.security("No neighbour's vector; one share of each of their secrets")
 @settings(max_examples=15, deadline=None)
 @given(others=st.lists(VECTOR, min_size=8, max_size=8))
 def test_a_device_hears_the_hash_of_the_sum_and_nothing_else_of_vectors(others):
@@ -73,6 +74,7 @@ def looks_uniform(words):
     return ((counts - expected) ** 2 / expected).sum() < 255 + 7 * 22.6
 
 
+@pytest.mark.security("learns the mask key, which without the self seed opens nothing")
 def test_the_mask_key_of_a_device_opens_nothing_without_its_self_seed():
     """Neighbours who took a device for gone give its mask key, though its masked vector is there."""
     zeros = {10 + place: np.zeros(WIDE.size, np.float32) for place in range(9)}

@@ -69,6 +69,7 @@ def vanish_and_heal(task, folder, sign, secagg):
     return attempts, states
 
 
+@pytest.mark.promise("Devices that vanish during a round do not hold it up")
 @pytest.mark.parametrize(
     ("sign", "secagg"),
     [

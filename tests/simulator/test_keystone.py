@@ -22,6 +22,8 @@ from simulator.proofs.fleet_against_engine import rounding_error, worst_differen
 from tests.coordinator.fork_server import SeededSource
 from tests.simulator.federation import GOAL, ROUNDS, SEED
 
+pytestmark = pytest.mark.promise("Fleet and simulator reach the same model")
+
 TOLERANCE, RUNTIME = 1e-5, {"onnx": "onnxruntime"}
 # Shards hold 23 or 24 digits: batches of 5 leave a masked last batch, batches of 4 leave none on shards of 24.
 CASES = [

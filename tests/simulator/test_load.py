@@ -12,6 +12,7 @@ from benchmarks.soak import slope_per_hour
 from benchmarks.usage import Usage, main_thread_s
 
 
+@pytest.mark.promise("Silent devices, and devices that die during an upload, stall no round")
 def test_round_with_silent_and_dying_devices_is_won_at_its_first_attempt():
     result = run(RoundsOptions(devices=25, size=50, silent=0.08, killed=0.2), lambda *_: None)
     assert result.sound

@@ -1,8 +1,12 @@
 """A fleet that is killed in the middle of secure aggregations. A hundred devices: `muster bench secagg_fleet`."""
 
+import pytest
+
 from benchmarks import fleet_training
 from benchmarks.options import SecaggFleetOptions
 from benchmarks.secagg_fleet import run
+
+pytestmark = pytest.mark.promise("A secure round has the exact sum, whoever dies, or none and no share was revealed")
 
 
 def test_sums_of_a_killed_fleet_are_exact_and_nothing_else_is_learnt(coordinators, monkeypatch, capsys):

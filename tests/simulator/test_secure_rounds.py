@@ -38,6 +38,8 @@ from tests.coordinator.fork_server import wait_until
 from tests.coordinator.test_secure_api import parties
 from tests.simulator.secure_device import be_device
 
+pytestmark = pytest.mark.promise("A secure round has the exact sum, whoever dies, or none and no share was revealed")
+
 DEVICES, LEAST = 9, 8
 ALGORITHM = create("fedavg", {"batch_size": 8})
 PROCESSES = multiprocessing.get_context("forkserver")
@@ -134,6 +136,7 @@ DEATHS = [
 ]
 
 
+@pytest.mark.security("honest devices: leave at any time")
 def test_a_device_killed_anywhere_leaves_an_exact_sum(world):
     here = world(len(DEATHS), phase_s=4.0)
     for number, (dies, failure, count) in enumerate(DEATHS, start=1):

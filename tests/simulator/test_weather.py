@@ -1,5 +1,7 @@
 """Real devices and a real coordinator, on a road with bad weather: the model is that of exactly the reports counted."""
 
+import pytest
+
 from benchmarks.reconcile import reconcile
 from coordinator.rules.states import RoundState
 from coordinator.store.tasks import TaskSettings
@@ -17,6 +19,7 @@ ALGORITHM, ROUNDS, DEVICES = {"batch_size": 5, "client_lr": 0.05}, 3, 5
 STORM = {"cut_up": 0.06, "cut_down": 0.06, "flip_up": 0.04, "flip_down": 0.04, "twice": 0.1, "late": 0.1}
 
 
+@pytest.mark.promise("Slow, cut, corrupt, repeated and reordered traffic changes no count")
 def test_slow_cut_repeated_and_reordered_requests_change_no_count(coordinators, servers, tmp_path, capsys):
     users, _ = datasets.users("digits", None, DEVICES)
     model, algorithm = Model(load("logreg"), 0), create("fedavg", ALGORITHM)
