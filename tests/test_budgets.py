@@ -9,10 +9,10 @@ from tools.count_lines import at, budgets, circles, is_product, work_tree
 
 CEILINGS = {
     "product lines": 111_000,
-    "Python files outside tests": 785,
+    "Python files outside tests": 786,
     "import lines, %": 10.0,
     "test lines": 79_050,
-    "words": 115_800,
+    "words": 111_700,
     "decisions": 30,
     "circles": 3,
     "functions over 25 lines, %": 3.6,
