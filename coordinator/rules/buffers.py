@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from coordinator.errors import NoLongerNeeded, TooStale, UnexpectedEvent
 from coordinator.rules.rounds import (

@@ -231,8 +231,7 @@ class LiveRound:
         return self.taken_over + self.assigned - self.reported - self.aborted - self.lost - self.expired
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AssignmentRecord:
+class AssignmentRecord(msgspec.Struct, frozen=True, kw_only=True):
     """One device's part in a round; `report_sha256` is None until its report was counted."""
 
     id: str

@@ -11,8 +11,11 @@ A round keeps counts, never its cohort, so a step costs the same for ten devices
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TypeAlias
+
+import msgspec
+from msgspec.structs import replace
 
 from coordinator.errors import UnexpectedEvent
 from coordinator.rules.states import AssignmentState, RoundState
@@ -26,8 +29,7 @@ REPLACING_S = 3.0
 """How long a round that lost too many devices waits for replacements before it is tried again as a whole."""
 
 
-@dataclass(frozen=True, slots=True)
-class RoundPolicy:
+class RoundPolicy(msgspec.Struct, frozen=True):
     """When a round starts, ends and counts. Checked by `TaskSettings`.
 
     members: how many devices the round may draw from, as the second trip of the same cohort; None when from all.
@@ -62,8 +64,7 @@ class RoundPolicy:
         return math.ceil(round(self.goal * self.over_selection, 6))
 
 
-@dataclass(frozen=True, slots=True)
-class Round:
+class Round(msgspec.Struct, frozen=True):
     """A round's whole state. `deadline` ends SELECTING or REPORTING, on the clock that `step` is given.
 
     held: it collects devices, but may not draw them yet: the checkpoint that it starts from is not committed, or failed

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import base64
+import hmac
 
 import msgspec
 import pytest
 
 from coordinator.commands import AwaitAssignment, CheckInDevice
 from coordinator.driver.memory.returns import Returns
+from coordinator.rules import return_tokens
 from coordinator.rules.return_tokens import Generation, Return
 from coordinator.rules.selection import Eligibility
 from fedcore.wire.messages import CheckIn, RetryWindow
@@ -34,6 +36,17 @@ def test_token_says_when_its_device_may_come():
     token = GENERATION.token("a", WHEN)
     assert GENERATION.read("a", token) == WHEN
     assert len(token) == 56
+    said, mac = (data := base64.urlsafe_b64decode(token))[:24], data[24:]
+    assert mac == hmac.digest(KEY, said + b"phones\0a", "sha256")[:18]
+
+
+def test_visit_that_counts_takes_two_hmacs(returns, monkeypatch):
+    made, hmac_of = [], return_tokens._hmac
+    monkeypatch.setattr(return_tokens, "_hmac", lambda key, said: made.append(said) or hmac_of(key, said))
+    assert returns.left(visit("seen twice"), 0.0) is returns.left(visit("seen twice"), 0.0) is None
+    returns.expect(visit("seen twice"), WINDOW, 0.0)
+    assert made[0] == b"phones\0seen twice"
+    assert len(made) == 2
 
 
 @pytest.mark.parametrize(

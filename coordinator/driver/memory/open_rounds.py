@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sized
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+
+import msgspec
+from msgspec.structs import replace
 
 from coordinator.driver.memory.loaded_task import LoadedTask
 from coordinator.rules import buffers
@@ -19,8 +22,7 @@ from fedcore.codecs.codec import RoundKey
 from fedcore.plan import Plan
 
 
-@dataclass(frozen=True, slots=True)
-class OpenRound:
+class OpenRound(msgspec.Struct, frozen=True):
     """A round that has not ended: its row, its value, and its secure aggregation if it has one.
 
     opened_at, entered_at: when it was opened, and when its present step began, on the driver's clock. base: the model
@@ -45,7 +47,7 @@ class OpenRound:
     members: frozenset[str] | None = None
     failing: frozenset[str] = frozenset()
     predecessor: int | None = None
-    told: Mapping[str, int] = field(default_factory=dict)
+    told: Mapping[str, int] = msgspec.field(default_factory=dict)
     doubted_at: float = math.inf
 
     @property

@@ -6,11 +6,11 @@ import logging
 from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import suppress
-from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
 from msgspec import UNSET
+from msgspec.structs import replace
 from numpy.typing import NDArray
 from prometheus_client import Histogram
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from coordinator.driver.memory.open_rounds import OpenRound, OpenRounds
 from coordinator.errors import UnknownRound

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+
+from msgspec.structs import replace
 
 from coordinator.driver.memory.open_rounds import OpenRound
 from coordinator.rules.buffers import drawn_in, open_buffer

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import msgspec
+from msgspec.structs import replace
 
 from coordinator.driver.memory.open_rounds import OpenRound
 from coordinator.driver.memory.selector import Selector
@@ -68,4 +68,4 @@ def invite(
 
 def for_device(common: Assignment, device: AssignedDevice) -> Assignment:
     """The assignment of one device."""
-    return msgspec.structs.replace(common, assignment=device.id, slot=device.slot)
+    return replace(common, assignment=device.id, slot=device.slot)

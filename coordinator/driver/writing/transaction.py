@@ -8,9 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
 
-import msgspec
+from msgspec.structs import replace
 
 from coordinator.commands import AbortAssignment, CountReport, DurableCommand, TakeShare
 from coordinator.driver.memory.loaded_task import LoadedTask
@@ -388,7 +387,7 @@ class Transaction:
             round_ = invite(self._selector.secure, round_, common, new, self._records.at)
             self.rounds.put(round_)
         if round_.secure is not None:
-            common = msgspec.structs.replace(common, secagg=round_.secure.invitation, server=round_.secure.server)
+            common = replace(common, secagg=round_.secure.invitation, server=round_.secure.server)
         self._drawn.update(session.id for session in chosen)
         pairs = [(session, for_device(common, device)) for session, device in zip(chosen, new, strict=True)]
         self.effects.append(DevicesDrawn(round_, pairs, self._now + common.report_within_s))
