@@ -23,7 +23,7 @@ from fedcore.algorithms.algorithm import Algorithm, trips_of
 from fedcore.batching import StreamKey, batches
 from fedcore.decoding import decoder
 from fedcore.plan import Field
-from simulator.engines.precision import single_precision
+from simulator.engines.memory import single_precision
 from simulator.engines.workers.forked import Forked
 from simulator.population import Population
 

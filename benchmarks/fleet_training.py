@@ -23,7 +23,7 @@ from muster.local.server import LocalCoordinator, local_coordinator
 from muster.output import Say
 from simulator.course import overall
 from simulator.engine import Engine, evaluate
-from simulator.fleet.summary import FleetSummary, Session
+from simulator.fleet.fleet import FleetSummary, Session
 from simulator.population import Population
 
 

@@ -29,8 +29,7 @@ from coordinator.rules.states import RoundState
 from muster.local.server import LocalCoordinator
 from muster.output import Say
 from simulator.forecast.configuration import ForecastConfig
-from simulator.forecast.devices import WAIT_S, Devices
-from simulator.forecast.stretches import DAY_S
+from simulator.forecast.devices import DAY_S, WAIT_S, Devices
 from simulator.forecast.twin import Twin
 
 SIZE = 1000

@@ -22,7 +22,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from benchmarks.usage import cpu_s, cpu_s_of_all, family_of
 from coordinator.api.page import PAGE, PageFiles
 from muster.local.browser_demo import PageFailed, Person, phone
-from simulator.fleet import node
+from simulator.fleet import fork_servers
 
 _WORK, _WORKER = "/work", f"{PAGE}/bench.js"
 _PATIENCE_S = 600
@@ -81,7 +81,7 @@ class Node:
 
     def _start(self) -> None:
         """Start a process, and wait until its engine is there."""
-        words = [node.program(), "--no-warnings", str(node.FOLDER / "bench" / "node.ts")]
+        words = [fork_servers.program(), "--no-warnings", str(fork_servers.FOLDER / "bench" / "node.ts")]
         self._process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         self._asked, self._answers = cast(IO[str], self._process.stdin), cast(IO[str], self._process.stdout)
         self.engine: str = self.ask().answer["engine"]
@@ -119,9 +119,9 @@ class Site:
 @contextmanager
 def site(folder: Path) -> Iterator[Site]:
     """The page, built into a folder, and served with the work below that folder. Raises FleetError without Node."""
-    page, program = folder / "page", node.program()
+    page, program = folder / "page", fork_servers.program()
     for script in ("page", "bench"):
-        words = [program, "--no-warnings", str(node.FOLDER / script / "build.ts"), str(page)]
+        words = [program, "--no-warnings", str(fork_servers.FOLDER / script / "build.ts"), str(page)]
         subprocess.run(words, check=True)
     with socket.create_server(("127.0.0.1", 0)) as listening:
         files = Site(page, folder, listening.getsockname()[1])

@@ -14,8 +14,7 @@ from coordinator.rules.entities import AssignmentRecord, RoundRecord
 from coordinator.rules.states import AssignmentState
 from coordinator.store.tasks import CoordinatorStore
 from device_runtime.state.journal import RUNNING, Entry, read_journal
-from simulator.fleet.fleet import state_folder
-from simulator.fleet.summary import FleetSummary
+from simulator.fleet.fleet import FleetSummary, state_folder
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

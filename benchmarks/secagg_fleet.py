@@ -2,7 +2,7 @@
 
 Devices are processes of the real device runtime, the coordinator is a process of its own, and a device dies by SIGKILL
 before or after one of its messages. A recorder beside each device writes what it quantised and what it sent
-(simulator/fleet/recorder.py). The coordinator is compared with the recordings:
+(simulator/fleet/faults.py). The coordinator is compared with the recordings:
 
 * Every committed round's model is recomputed from the plain sum of the counted quantised reports, bit for bit.
 * In an attempt that was abandoned, no share was revealed; in one that was not, one kind of share of each device's.
@@ -43,8 +43,8 @@ from muster.output import Say
 from secagg import packing
 from simulator import datasets
 from simulator.engine import Engine
+from simulator.fleet.faults import Recording
 from simulator.fleet.profile import Kind
-from simulator.fleet.recorder import Recording
 from simulator.population import Population
 
 MODEL, DATASET = "digits_cnn", "digits"

@@ -19,7 +19,7 @@ from device_runtime.permission.policy import Policy
 from device_runtime.sandbox.confinement import lacking
 from secagg.parameters import LEAST_COHORT
 from simulator.errors import SysrootError
-from simulator.fleet import arm, chromium
+from simulator.fleet import arm, browsers
 
 
 def of_device(policy: Policy) -> tuple[Assumption, ...]:
@@ -166,7 +166,7 @@ def _programs() -> Iterator[Finding]:
         name="PostgreSQL", found=postgres, purpose="tests against PostgreSQL", get="apt-get install postgresql"
     )
     yield Finding(
-        name="Chromium", found=chromium.program(), purpose="tests in a browser", get="apt-get install chromium"
+        name="Chromium", found=browsers.program(), purpose="tests in a browser", get="apt-get install chromium"
     )
 
 

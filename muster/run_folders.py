@@ -7,9 +7,8 @@ from pathlib import Path
 
 from muster.pictures.curves import draw_measured
 from simulator.configuration import SimulationConfig
-from simulator.runs.folder import writing
 from simulator.runs.reading import read_run
-from simulator.runs.running import resume_run, start_run
+from simulator.runs.running import resume_run, start_run, writing
 from simulator.simulation import OnRound, SimulationResult
 
 PICTURE = "learning-curve.svg"

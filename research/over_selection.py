@@ -17,7 +17,7 @@ from research.trainings import settings_in_words
 from research.trials import Series, Trials
 from simulator.configuration import SimulationConfig
 from simulator.course import ACCURACY, Point
-from simulator.datasets.digits import digits
+from simulator.datasets.bundled import digits
 from simulator.forecast.configuration import ForecastConfig
 from simulator.forecast.training import accuracy_over_time
 from simulator.forecast.twin import Twin

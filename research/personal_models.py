@@ -22,9 +22,9 @@ from research.trials import Series, Trials
 from simulator import datasets
 from simulator.configuration import HELD_OUT, SimulationConfig
 from simulator.engine import evaluate_own
-from simulator.fine_tuning import FineTuning, fine_tuned
 from simulator.population import Population
 from simulator.simulation import training_on
+from simulator.training import FineTuning, fine_tuned
 
 MODEL, HEAD, BATCH, COHORT = "mlp", "3.*", 20, 10
 RATES = (0.03, 0.1, 0.3)

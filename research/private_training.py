@@ -22,8 +22,8 @@ from research.trainings import finals, measured, settings_in_words
 from research.trials import Series, Trials
 from secagg.parameters import least_honest
 from simulator import datasets
+from simulator.audit import stand_in
 from simulator.configuration import HELD_OUT, PrivateTraining, SimulationConfig
-from simulator.cost_of_privacy import stand_in
 from simulator.private_training import PrivateSums, row_of
 from simulator.simulation import training_on
 

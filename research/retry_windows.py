@@ -10,7 +10,7 @@ from research.papers import BONAWITZ
 from research.study import Findings, PerSeed, Plot, Row, Study, Table
 from research.trials import Series, Trials
 from simulator.forecast.configuration import ForecastConfig
-from simulator.forecast.stretches import DAY_S
+from simulator.forecast.devices import DAY_S
 from simulator.forecast.twin import Twin
 
 SIZES = (1_000, 10_000)

@@ -1,4 +1,4 @@
-"""An audit of private training: a lower bound on its ε, by canaries, from one run.
+"""An audit of private training, a lower bound on its ε; and the cost of privacy in accuracy.
 
 Canaries are made-up reports of the greatest allowed length, each in a direction of its own. A coin decides for each
 whether it is added to the sums. From all noisy sums the audit then guesses which ones were added. No guess can be
@@ -14,8 +14,9 @@ better than ε allows, so good guesses show that the noise is weaker than claime
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from statistics import NormalDist
 
 import numpy as np
@@ -23,13 +24,14 @@ from numpy.typing import NDArray
 
 from fedcore.privacy.accounting import spent
 from fedcore.privacy.matrices import matrix
+from fedcore.privacy.planning import Deployment, MechanismPlan
 from fedcore.privacy.settings import Noise
 from simulator import datasets
-from simulator.cohorts import Cohorts
-from simulator.configuration import SimulationConfig
-from simulator.engines.threads import one_thread
+from simulator.configuration import HELD_OUT, SimulationConfig
+from simulator.course import overall
+from simulator.engines.memory import one_thread
 from simulator.errors import EngineError
-from simulator.private_training import PrivateSums, SimulatedPrivacy, promise_of
+from simulator.private_training import Cohorts, PrivateSums, SimulatedPrivacy, promise_of
 from simulator.simulation import training_on
 
 CONFIDENCE = 0.95
@@ -198,3 +200,50 @@ def _chance(canaries: int, guesses: int, right: int, epsilon: float, delta: floa
     exactly = binom.pmf(np.arange(right - 1, -1, -1), guesses, each)
     slack = float((np.cumsum(exactly) / np.arange(1, right + 1)).max()) if right else 0.0
     return float(min(1.0, binom.sf(right - 1, guesses, each) + slack * delta * 2 * canaries))
+
+
+CLIPPED = {"weighting": "uniform", "clip_norm": 0.5}
+
+
+def stand_in(planned: Deployment, way: MechanismPlan, cohort: int) -> SimulatedPrivacy:
+    """The noise that makes the mean of a cohort of this size as noisy as that of the planned cohort."""
+    return SimulatedPrivacy(
+        epsilon=planned.epsilon,
+        delta=planned.delta,
+        users=planned.population,
+        noise_multiplier=way.noise_multiplier * cohort / planned.cohort,
+        mechanism=way.mechanism,
+        bands=way.bands,
+        min_separation_rounds=planned.min_separation_rounds,
+    )
+
+
+@one_thread()
+def accuracy_of(
+    planned: Deployment,
+    way: MechanismPlan | None,
+    model: str,
+    dataset: str,
+    data: Path | None,
+    settings: Mapping[str, object],
+) -> float:
+    """The accuracy on held-out users of FedAvg after the rounds of the plan, with the noise of `way` or without any.
+
+    settings: override those of CLIPPED. Cohorts are as large as planned, or as the number of users allows. The noise on
+    a round's mean is that of the plan in any case; only the variance between cohorts is larger.
+    """
+    users = datasets.load(dataset, data).split(HELD_OUT, seed=0)
+    cohort = min(planned.cohort, len(users[0]))
+    config = SimulationConfig(
+        model=model, dataset=dataset, data=data, settings=CLIPPED | dict(settings), rounds=planned.rounds, cohort=cohort
+    )
+    private = None
+    if way is not None:
+        private = PrivateSums(stand_in(planned, way, cohort), seed=0)
+    training = training_on(users, config, private)
+    for number in range(1, planned.rounds + 1):
+        training.run_round(number)
+    per_user = training.measure(planned.rounds)
+    if "accuracy" not in per_user:
+        raise EngineError(f"the model {model} has no metric accuracy, by which the cost could be told")
+    return overall(per_user["accuracy"], training.test)

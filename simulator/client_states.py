@@ -1,7 +1,9 @@
-"""Client states: the vectors that all clients of a population keep between rounds, for algorithms with client state."""
+"""Client states: the vectors that all clients of a population keep, in memory that processes share."""
 
 from __future__ import annotations
 
+import math
+import mmap
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -11,7 +13,12 @@ from torch import Tensor
 from fedcore.algorithms.algorithm import Algorithm, ClientState, keeps_client_state
 from simulator.engines.memory import free_bytes, may_stay
 from simulator.errors import EngineError
-from simulator.shared_memory import shared_zeros
+
+
+def shared_zeros(shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> Tensor:
+    """Zeros on the CPU. Memory is only used once written to, and begins at a page, as that of large tensors does."""
+    size = math.prod(shape)
+    return torch.frombuffer(mmap.mmap(-1, max(1, size) * dtype.itemsize), dtype=dtype, count=size).reshape(shape)
 
 
 @dataclass(slots=True)

@@ -25,12 +25,11 @@ from fedcore.params import Float32, ParamSchema
 from fedcore.quantisation import dequantise, quantise
 from fedcore.ranges import Range
 from fedcore.report import WEIGHT, ReportLayout, Segment, Weighting
-from simulator.engines.clients import Client
-from simulator.engines.sums import RoundSums
+from simulator.engines.sums import Client, RoundSums
 from simulator.engines.workers.processes import Blocks
 
 if TYPE_CHECKING:  # it loads modules that a simulation in the clear does not need
-    from simulator.masked_sums import MaskedSums
+    from simulator.sums_of_rounds import MaskedSums
 
 Train = Callable[[Blocks], RoundSums]
 """Trains the blocks of a cohort in a round, and gives their sums."""

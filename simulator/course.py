@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from coordinator.rules.divergence import START
 from coordinator.rules.task_settings import MOST_LOSS_GROWTH
-from simulator.diagnose_loss import DIVERGED
+from simulator.engines.examples import DIVERGED
 from simulator.population import Population
 from simulator.training import PerUser
 

@@ -29,19 +29,17 @@ from fedcore.plan import in_turn
 from fedcore.schedule import ServerSchedule
 from simulator.client_states import ClientStates
 from simulator.compressed import CompressedReports
-from simulator.diagnose_loss import cause
-from simulator.engines.clients import Client
 from simulator.engines.computing import Computing, compute_device
-from simulator.engines.examples import on_device
-from simulator.engines.precision import single_precision
-from simulator.engines.sums import layouts_of
+from simulator.engines.examples import cause, on_device
+from simulator.engines.memory import single_precision
+from simulator.engines.sums import Client, layouts_of
 from simulator.engines.workers.processes import CohortTrainer, OneProcess, Processes
 from simulator.errors import Diverged
 from simulator.population import Population
 from simulator.private_training import PrivateSums
 
 if TYPE_CHECKING:  # as in simulator.compressed
-    from simulator.masked_sums import MaskedSums
+    from simulator.sums_of_rounds import MaskedSums
 
 COMPARED = 32
 """The examples of one client that an evaluation compares with each other."""

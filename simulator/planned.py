@@ -1,4 +1,4 @@
-"""A plan bundle in a simulation: its own model, algorithm, graphs and initial state."""
+"""A plan bundle or a model's file in a simulation: model, algorithm, graphs and initial state."""
 
 from __future__ import annotations
 
@@ -16,8 +16,9 @@ from fedcore.algorithms.algorithm import Algorithm
 from fedcore.bundle import Bundle
 from fedcore.checkpoint import decode
 from fedcore.codecs.compression import Compression
-from fedcore.errors import SchemaError, UntrustedAlgorithm
+from fedcore.errors import SchemaError, UntrustedAlgorithm, why
 from fedcore.own_code import own_name
+from fedcore.params import Float32, ParamSchema
 from fedcore.plan import ExampleSpec, prefixed
 from fedcore.validation import build_one
 from simulator.configuration import SimulationConfig
@@ -25,6 +26,21 @@ from simulator.engines.choice import Choice
 from simulator.engines.computing import Computing
 from simulator.errors import EngineError
 from simulator.training import SERVER, Vectors
+
+
+def read_model(path: Path, schema: ParamSchema) -> Float32:
+    """The parameters (D,) in a safetensors file of a model's tensors. Raises EngineError when it does not hold them."""
+    import safetensors.numpy  # the engine loads without it
+
+    try:
+        return schema.flatten(safetensors.numpy.load(path.read_bytes()))
+    except OSError as error:
+        raise EngineError(f"cannot read the model in {path}: {why(error)}") from error
+    except (safetensors.SafetensorError, KeyError, ValueError) as error:  # KeyError: a type that NumPy lacks
+        raise EngineError(f"{path} holds no model as runs and `muster task checkpoint` write it: {error}") from error
+    except SchemaError as error:
+        raise EngineError(f"{path} holds another model than the one that is named: {error}") from error
+
 
 _REMEDY = "leave the option out, or export another plan"
 

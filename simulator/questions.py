@@ -1,23 +1,65 @@
-"""A question to the clients of a simulation: all of them answer in every round, in the engine."""
+"""A question to the clients of a simulation, whose texts are a model's tokens."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from dataclasses import replace
 
-from export.model import Model
+import numpy as np
+from msgspec import UNSET
+
+from device_runtime.errors import DeviceError
+from device_runtime.examples.source import padded, unpadded
+from device_runtime.texts import TextColumn
+from export.model import Model, ModelSpec
 from export.questions.asked import Asks
 from fedcore.algorithms import name_of, settings_of
 from fedcore.bundle import AlgorithmRef
 from fedcore.errors import QuestionError
+from fedcore.plan import BlobRef, Field
 from fedcore.questions.answer import Answer
 from fedcore.questions.reading import answer_of
-from simulator.cohorts import Cohorts
 from simulator.configuration import PrivateTraining
 from simulator.engine import Engine
-from simulator.errors import Diverged
-from simulator.population import Population
-from simulator.private_training import PrivateSums, SimulatedPrivacy, promise_of
-from simulator.texts import with_tokens
+from simulator.errors import DatasetError, Diverged
+from simulator.population import Array, Population, longest
+from simulator.private_training import Cohorts, PrivateSums, SimulatedPrivacy, promise_of
+
+
+def with_tokens(users: Population, spec: ModelSpec) -> Population:
+    """The same users with tokens in place of their texts, as devices make them; users without texts as they are.
+
+    A field of bytes that has no tokenizer becomes uint8 (N, bytes), UTF-8 and zeros. Raises DatasetError for a text
+    that is no UTF-8 or too long, and where the tokenizer does not fit the model.
+    """
+    fields, blobs = dict(users.fields), {BlobRef.of(data).sha256: data for data in spec.tokenizers}
+    for field in spec.fields:
+        texts = fields.get(field.name, np.zeros(0))
+        if field.tokenizer is UNSET:
+            if texts.dtype == object and field.dtype == "uint8" and len(field.shape) == 1:
+                fields[field.name] = _padded(texts, field)
+        elif texts.dtype in (object, np.uint8):
+            blob = blobs[field.tokenizer.blob.sha256]
+            column = TextColumn(field, blob, field.tokenizer.padding, unpadded(texts))
+            try:
+                fields[field.name] = column.tokens(lambda: True).ids
+            except DeviceError as error:
+                raise DatasetError(str(error)) from error
+    return replace(users, fields=fields)
+
+
+def as_devices_hold(shard: Mapping[str, Array]) -> dict[str, Array]:
+    """A client's examples as arrays that a device reads: its texts with zeros at their ends, as long as its longest."""
+    return {name: padded(array, longest(array)) if array.dtype == object else array for name, array in shard.items()}
+
+
+def _padded(texts: Array, field: Field) -> Array:
+    if longest(texts) > field.shape[0]:
+        raise DatasetError(
+            f"field {field.name!r} has a text of {longest(texts)} bytes; the model reads {field.shape[0]}"
+        )
+    return padded(texts, field.shape[0])
 
 
 def ask_population(

@@ -24,28 +24,23 @@ from simulator import datasets
 from simulator.baselines.local_only import LocalOnly
 from simulator.baselines.method import LinearTraining
 from simulator.baselines.methods import METHODS
-from simulator.cohorts import Cohorts
-from simulator.configuration import SimulationConfig
+from simulator.configuration import SimulationConfig, with_default_settings
 from simulator.course import ACCURACY, LOSS, PER_USER, PERCENTILES, USER_MEAN, Ending, Limits, Point, Watch, measured
-from simulator.datasets.verified import verified
-from simulator.default_settings import with_default_settings
+from simulator.datasets.sources import verified
 from simulator.engines import Wanted
-from simulator.engines.choice import Choice, choose
+from simulator.engines.choice import Choice, check_model, choose
 from simulator.engines.computing import EVERY_GPU, Computing, gpus
-from simulator.engines.threads import one_thread
+from simulator.engines.memory import one_thread
 from simulator.engines.workers.processes import usable_cores
 from simulator.engines.workers.ray_cluster import connect
 from simulator.errors import EngineError
-from simulator.fine_tuning import FineTuning
-from simulator.model_files import read_model
 from simulator.partitions import read_partition
-from simulator.planned import SimulatedPlan
+from simulator.planned import SimulatedPlan, read_model
 from simulator.population import Population
-from simulator.private_training import PrivateSums, SimulatedPrivacy
-from simulator.purity import check_model
+from simulator.private_training import Cohorts, PrivateSums, SimulatedPrivacy
+from simulator.questions import with_tokens
 from simulator.sums_of_rounds import sums_of
-from simulator.texts import with_tokens
-from simulator.training import SERVER, EngineTraining, Facts, Training
+from simulator.training import SERVER, EngineTraining, Facts, FineTuning, Training
 
 TOGETHER = 64
 """Clients that `training_on` vectorises together: its networks are small, so many at once cost less time."""

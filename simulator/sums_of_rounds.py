@@ -1,19 +1,148 @@
-"""The sums of rounds that a configuration asks for: with or without noise, masked or in the clear."""
+"""The sums of rounds that a configuration asks for: plain, with noise, or masked as in secure rounds."""
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Callable, Sequence
+from functools import reduce
+from operator import add
+
+import numpy as np
+from numpy.typing import NDArray
+
+from coordinator.errors import InvalidTask
+from coordinator.rules.longest_updates import held_sum
+from coordinator.rules.packed_segments import check_device_noise, most_in_group, packed_segments
+from coordinator.rules.settings_fit import check_masked_rounding
+from coordinator.rules.task_settings import PrivacyBudget, Secagg, TaskSettings
 from export.model import Model
 from fedcore.algorithms.algorithm import Algorithm
+from fedcore.batching import StreamKey
 from fedcore.codecs.compression import Compression
+from fedcore.masking import greatest_weight, join_weight
+from fedcore.params import Float32
 from fedcore.privacy.mechanisms import check_private
 from fedcore.privacy.settings import Privacy
-from simulator.cohorts import Cohorts
+from fedcore.release import SumBounds
+from fedcore.report import ReportLayout
+from fedcore.streams import stream
+from secagg.packing import Total, decode, encode
 from simulator.compressed import CompressedReports
 from simulator.configuration import SimulationConfig
 from simulator.engines.sums import layouts_of
 from simulator.errors import EngineError
-from simulator.masked_sums import MaskedSums, square_of
-from simulator.private_training import PrivateSums, check_private_training, promise_of
+from simulator.private_training import Cohorts, PrivateSums, check_private_training, promise_of
+
+log = logging.getLogger(__name__)
+_LABEL = b"muster.simulated-masking.v1"
+
+
+class MaskedSums:
+    """The sums of the secure rounds of a task. layouts: of its reports.
+
+    Raises EngineError for settings that no task can have, or under which devices cannot add the noise.
+    """
+
+    def __init__(
+        self,
+        secagg: Secagg,
+        cohorts: Cohorts,
+        rounds: int,
+        layouts: Sequence[ReportLayout],
+        privacy: Privacy | None = None,
+    ) -> None:
+        try:
+            self._settings = TaskSettings(
+                population="simulated",
+                goal=cohorts.first,
+                rounds=rounds,
+                over_selection=1.0,
+                min_separation_rounds=cohorts.separation,
+                schedule=cohorts.schedule,
+                secagg=secagg,
+                privacy=None if privacy is None else _budget(privacy),
+            )
+            for layout in layouts:
+                check_device_noise(layout, self._settings)
+        except InvalidTask as error:
+            raise EngineError(f"secagg: {error}") from error
+
+    def warn_of_rounding(self, algorithm: Algorithm, layouts: Sequence[ReportLayout], parameters: int) -> None:
+        """Log a warning if a task with this algorithm would be refused for its rounding; a simulation runs it."""
+        try:
+            check_masked_rounding(self._settings, algorithm, layouts, parameters)
+        except InvalidTask as error:
+            log.warning("a task with these settings would be refused: %s", error)
+
+    def begin(self, layout: ReportLayout, number: int) -> MaskedSum:
+        """The sum of round `number`, of reports of this layout."""
+        return MaskedSum(layout, self._settings, number)
+
+    def held(self, layout: ReportLayout, decoded_L: NDArray[np.float64], devices: int) -> NDArray[np.float64]:
+        """A decoded sum of `devices` reports of this layout, held to its bounds as at the coordinator."""
+        return held_sum(self._settings, layout, decoded_L, devices)
+
+
+def square_of(secagg: Secagg, layout: ReportLayout) -> int:
+    """The greatest squared l2 norm, in steps, of a report to which devices add noise of any size."""
+    bounds = SumBounds(
+        clip_norm=secagg.clip_norm, bits=secagg.bits, max_examples=1, min_sum=1, noise_multiplier=1.0, honest=1
+    )
+    return packed_segments(layout, bounds, n_max=1)[0].most_square
+
+
+def _budget(privacy: Privacy) -> PrivacyBudget:
+    """The budget of a task with such noise of devices."""
+    return PrivacyBudget(
+        epsilon=privacy.epsilon,
+        delta=privacy.delta,
+        users=privacy.users,
+        mechanism=privacy.mechanism,
+        noise_multiplier=privacy.noise_multiplier,
+    )
+
+
+class MaskedSum:
+    """The sum of a round, group by group."""
+
+    def __init__(self, layout: ReportLayout, settings: TaskSettings, number: int) -> None:
+        bounds = settings.sum_bounds
+        self._layout, self._most = layout, most_in_group(settings, number)
+        self._segments = packed_segments(layout, bounds, self._most)
+        self._w_max = greatest_weight(layout, bounds)
+        self._totals: list[Total] = []
+        self._words, self._devices = np.zeros(0, np.uint64), 0
+
+    def add(self, values_V: Float32, weight: float, key: StreamKey) -> None:
+        """Add the unweighted values (V,) of a device. key: of its random streams."""
+        words = encode(self._segments, values_V, min(int(weight), self._w_max), self._w_max, _keys(key))
+        self._words = words if self._devices == 0 else self._words + words
+        self._devices += 1
+        if self._devices == self._most:
+            self._end_group()
+
+    def total(self) -> NDArray[np.float64]:
+        """The summed report (L,) of all that were added. Raises SumOutOfRange if a field was too narrow."""
+        if self._devices:
+            self._end_group()
+        total = reduce(add, self._totals)
+        return join_weight(self._layout, total.weight, total.sums)
+
+    def _end_group(self) -> None:
+        self._totals.append(decode(self._segments, self._words, self._devices, self._w_max))
+        self._devices = 0
+
+
+def _keys(key: StreamKey) -> Callable[[], bytes]:
+    """A function that returns a new key of 32 bytes at each call, in the same order for the same device and round."""
+    count = 0
+
+    def new_key() -> bytes:
+        nonlocal count
+        count += 1
+        return stream(_LABEL, key.seed, key.round, key.slot, count, words=4).tobytes()
+
+    return new_key
 
 
 def sums_of(

@@ -1,12 +1,13 @@
-"""Training, round by round, as `muster simulate` drives it: federated, or a baseline to compare with."""
+"""Training, round by round, as `muster simulate` drives it; and fine-tuning for every user."""
 
 from __future__ import annotations
 
+import copy
 import functools
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, ClassVar, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,24 +15,81 @@ from numpy.typing import NDArray
 from coordinator.rules.divergence import START
 from export.model import Model
 from fedcore.algorithms import settings_of
-from fedcore.algorithms.algorithm import Algorithm
+from fedcore.algorithms.algorithm import Algorithm, Broadcast, Carry, ClientState, Report, ServerStep, State, Vector
+from fedcore.algorithms.local_training import LocalSgd
 from fedcore.codecs.compression import Compression
 from fedcore.decoding import decoder
 from fedcore.params import Float32
 from fedcore.plan import prefixed, unprefixed
-from simulator.cohorts import Cohorts
-from simulator.diagnose_loss import cause
+from fedcore.report import Weighting
 from simulator.engine import Engine, evaluate, evaluate_own
 from simulator.engines.choice import Choice
-from simulator.engines.computing import EngineName
+from simulator.engines.computing import Computing, EngineName
+from simulator.engines.examples import cause
 from simulator.engines.workers.forked import compute_apart
 from simulator.errors import Diverged, EngineError
-from simulator.fine_tuning import FineTuning, fine_tuned
 from simulator.population import Population
-from simulator.private_training import PrivateSums, SimulatedPrivacy
+from simulator.private_training import Cohorts, PrivateSums, SimulatedPrivacy
 
-if TYPE_CHECKING:  # as in simulator.compressed
-    from simulator.masked_sums import MaskedSums
+if TYPE_CHECKING:
+    from simulator.sums_of_rounds import MaskedSums
+
+
+TUNED = "tuned"
+
+
+@dataclass(frozen=True, slots=True)
+class FineTuning(LocalSgd):
+    """Local SGD from the received model. Client state: the model that it reaches. The server learns nothing."""
+
+    name: ClassVar[str] = "fine-tuning"
+    family: ClassVar[str] = "personalised"
+    weighting: ClassVar[Weighting] = "uniform"
+
+    @classmethod
+    def of(cls, algorithm: Algorithm, epochs: int) -> FineTuning:
+        """So many sweeps with the steps and batches of an algorithm. Raises EngineError where it has none."""
+        settings = settings_of(algorithm)
+        if not {"client_lr", "batch_size"} <= settings.keys():
+            raise EngineError(
+                f"fine_tune takes client_lr and batch_size of the algorithm, and {algorithm.name} has not both: leave "
+                "it out, or take fedavg"
+            )
+        return cls(client_lr=settings["client_lr"], batch_size=settings["batch_size"], epochs=epochs)
+
+    def init_client(self, params_D: Vector) -> ClientState:
+        """The model of the start."""
+        return {TUNED: params_D}
+
+    def keep(self, broadcast: Broadcast, carries: Mapping[str, Carry]) -> ClientState:
+        """The trained model."""
+        return {TUNED: carries["train"]["params"]}
+
+    def report(self, broadcast: Broadcast, carries: Mapping[str, Carry]) -> Report:
+        """A zero, as a report must have something."""
+        return {"nothing": 0.0 * carries["train"]["params"][..., :1]}
+
+    def update(self, state: State, mean: Report, step: ServerStep = ServerStep()) -> State:
+        """The same state."""
+        return dict(state)
+
+
+def fine_tuned(
+    model: Model, params: Float32, tuning: FineTuning, users: Population, *, key: tuple[int, int], device: str
+) -> Float32:
+    """The model of every user (users, D) after fine-tuning on all their examples. key: seed and round, of the orders.
+
+    Raises Diverged when one of them is not finite.
+    """
+    start = copy.copy(model)
+    start.initial = params
+    seed, number = key
+    engine = Engine(start, tuning, users, seed=seed, computing=Computing(device))
+    lost = engine.run_round(number, range(len(users))).excluded
+    if lost:
+        raise Diverged(f"round {number}: the fine-tuned models of {lost} users are not finite; a lower client_lr helps")
+    return engine.client_states[TUNED]
+
 
 PerUser = dict[str, NDArray[np.float64]]
 """Mean loss, and accuracy if the model has it, of every user that measures: (users,)."""

@@ -26,7 +26,7 @@ DEVICE = (
 """What the process of a device loads."""
 COMMAND = f"{DEVICE} coordinator.server coordinator.store.tasks muster.app muster.tables"
 """What commands load that neither export nor train."""
-FLEET = f"{DEVICE} simulator.fleet.faults simulator.fleet.recorder"
+FLEET = f"{DEVICE} simulator.fleet.faults simulator.fleet.faults"
 """What the process loads from which emulated devices are forked."""
 SET_CHILD_SUBREAPER = 36  # of prctl
 ONE_AT_A_TIME = threading.Lock()

@@ -1,6 +1,6 @@
 """Least squares: one linear output without bias, and half the squared error.
 
-With the examples of `simulator/datasets/quadratics.py` a client's loss is exactly a quadratic of its choice.
+With the examples of `simulator/datasets/synthetic.py` a client's loss is exactly a quadratic of its choice.
 """
 
 from __future__ import annotations

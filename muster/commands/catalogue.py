@@ -16,7 +16,7 @@ from muster.project import make_project
 if TYPE_CHECKING:
     from fedcore.algorithms.facts import AlgorithmFacts, Size, TripFacts
     from simulator.datasets import Dataset
-    from simulator.datasets.facts import PopulationFacts
+    from simulator.datasets.checking import PopulationFacts
     from simulator.population import Population
 
 
@@ -153,7 +153,7 @@ def show_dataset(
     without --data: its source and licence, its files, and where they belong.
     """
     from simulator import datasets
-    from simulator.datasets.facts import facts_of
+    from simulator.datasets.checking import facts_of
 
     if data is None and datasets.describe(name).on_disk:
         return answer(_source(name), json)
@@ -245,7 +245,7 @@ def _histogram(facts: PopulationFacts) -> list[str]:
 def _draw(users: Population, title: str, path: Path) -> None:
     from muster.pictures.curves import FORMATS
     from muster.pictures.grids import draw_label_mix
-    from simulator.datasets.facts import label_counts
+    from simulator.datasets.checking import label_counts
     from simulator.errors import DatasetError
 
     if path.suffix not in FORMATS:

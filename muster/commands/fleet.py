@@ -13,9 +13,8 @@ from muster.options.simulate import Data
 from muster.output import Json, emit, progress, show_fields, show_table
 
 if TYPE_CHECKING:
-    from simulator.fleet.fleet import Fleet
+    from simulator.fleet.fleet import Fleet, FleetSummary, Session
     from simulator.fleet.profile import Kind
-    from simulator.fleet.summary import FleetSummary, Session
 
 fleet_app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Run a fleet of emulated devices.")
 

@@ -77,7 +77,7 @@ def forecast(
 
 def _costs(plan: Path) -> dict[str, str]:
     from fedcore.bundle import Bundle
-    from simulator.forecast.plan_costs import costs_of
+    from simulator.forecast.forecast import costs_of
 
     return {name: str(value) for name, value in costs_of(Bundle(plan)).items()}
 

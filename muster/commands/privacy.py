@@ -319,7 +319,7 @@ def _costs(
 ) -> dict[str, float]:
     """The accuracy of a short training without noise, and with the noise of every plan."""
     with loading():
-        from simulator.cost_of_privacy import accuracy_of
+        from simulator.audit import accuracy_of
 
     costs: dict[str, float] = {}
     with progress() as bar:

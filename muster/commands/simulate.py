@@ -190,7 +190,7 @@ def _interruptible() -> Iterator[OnRound]:
 
 def _trackers(where: _Where, config: SimulationConfig) -> list[TensorBoard | MLflow]:
     """What else hears of every round."""
-    from simulator.runs.config_file import flat_of
+    from simulator.runs.reading import flat_of
     from simulator.runs.trackers import trackers
 
     if where.folder is None:

@@ -16,8 +16,7 @@ from muster.plain import words
 
 if TYPE_CHECKING:
     from simulator.runs.reading import Run
-    from simulator.runs.sweep_file import SweepRun
-    from simulator.runs.sweeping import SweepOutcome
+    from simulator.runs.sweeping import SweepOutcome, SweepRun
 
 
 OUT = "The folder of the runs, the tables and the heat map. The same command goes on with a sweep that was ended."
@@ -51,8 +50,7 @@ def sweep(
         import torch
 
         from simulator.engines.workers.processes import usable_cores
-        from simulator.runs.sweep_file import read_sweep
-        from simulator.runs.sweeping import means_over_seeds, run_sweep
+        from simulator.runs.sweeping import means_over_seeds, read_sweep, run_sweep
 
     torch.set_num_threads(1)
     runs = read_sweep(file)
@@ -155,8 +153,7 @@ def plot(
     from fedcore.names import offered
     from muster.pictures.curves import FORMATS, Axes, draw_repeated
     from simulator.errors import RunError
-    from simulator.runs.grouping import grouped
-    from simulator.runs.reading import AXES, read_run
+    from simulator.runs.reading import AXES, grouped, read_run
     from simulator.runs.sweeping import RUNS
 
     if x not in AXES:

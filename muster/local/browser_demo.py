@@ -30,8 +30,8 @@ from muster.local.server import local_coordinator, memory_folder
 from simulator import datasets
 from simulator.course import overall
 from simulator.engine import evaluate
-from simulator.fleet import node
-from simulator.fleet.chromium import chromium
+from simulator.fleet import fork_servers
+from simulator.fleet.browsers import chromium
 from simulator.fleet.fleet import Fleet
 from simulator.fleet.profile import counted_kinds
 
@@ -175,13 +175,13 @@ def run_browser_demo(name: str, rounds: int, devices: int, seed: int, picture: P
     name: of the algorithm. Raises FleetError where Chromium or Node is missing, PageFailed, InvalidSetting for an
     algorithm that devices in TypeScript do not run.
     """
-    program = node.program()
+    program = fork_servers.program()
     algorithm = create(name, SETTINGS.get(name))
     if keeps_client_state(algorithm):
         raise InvalidSetting(f"{name} keeps vectors on devices, and those in TypeScript keep none: leave --browser out")
     with tempfile.TemporaryDirectory(prefix="muster-demo-", dir=memory_folder()) as place, phone() as browser:
         folder = Path(place)
-        build = [program, "--no-warnings", str(node.FOLDER / "page" / "build.ts"), str(folder / "page")]
+        build = [program, "--no-warnings", str(fork_servers.FOLDER / "page" / "build.ts"), str(folder / "page")]
         subprocess.run(build, check=True)
         model = Model(load_model(MODEL), seed)
         bundle = export_bundle(model, algorithm, folder / "plan", MODEL)

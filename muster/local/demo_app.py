@@ -26,9 +26,8 @@ from muster.creating import Evaluated, starting_from
 from muster.local.fleet import local_fleet
 from muster.local.server import LocalCoordinator
 from muster.releasing_models import Source, evaluation_of, keep, next_release, plan_of
-from simulator.fleet.fleet import state_folder
+from simulator.fleet.fleet import device_in, state_folder
 from simulator.fleet.fork_servers import ForkServers
-from simulator.fleet.summary import device_in
 from simulator.population import Population
 
 NAME = "digits"

@@ -33,8 +33,8 @@ from simulator import datasets
 from simulator.configuration import SimulationConfig
 from simulator.course import ACCURACY, Point, measured
 from simulator.engine import Engine, evaluate
+from simulator.fleet.fleet import FleetSummary, Session
 from simulator.fleet.fork_servers import ForkServers
-from simulator.fleet.summary import FleetSummary, Session
 from simulator.population import Population
 from simulator.proofs.fleet_against_engine import counted_cohort
 from simulator.runs.reading import SECONDS

@@ -12,8 +12,7 @@ from device_runtime.permission.policy import Policy
 from fedcore.signing import SigningKey
 from muster.local.server import LocalCoordinator
 from simulator.engine import Engine
-from simulator.fleet.fleet import Fleet, FleetConfig
-from simulator.fleet.summary import FleetSummary
+from simulator.fleet.fleet import Fleet, FleetConfig, FleetSummary
 from simulator.population import Population
 from simulator.proofs.fleet_against_engine import counted_cohort, worst_difference
 

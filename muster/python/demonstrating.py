@@ -76,7 +76,7 @@ def trained(  # noqa: PLR0913  # a demo's settings, and who watches
             started = stack.enter_context(starting_coordinator(folder, secure=secure, algorithms=modules))
             servers = stack.enter_context(fork_servers({HERE: ["onnxruntime"]}))
             from muster.local.demo_tasks import DemoConfig, run_demo
-            from simulator.engines.threads import one_thread
+            from simulator.engines.memory import one_thread
 
         stack.enter_context(one_thread())
         config = DemoConfig(names, rounds, devices, folder, seed, secure, out)
@@ -86,7 +86,7 @@ def trained(  # noqa: PLR0913  # a demo's settings, and who watches
 @contextmanager
 def _folder(out: Path) -> Iterator[None]:
     """The new folder of what is kept, made before anything is trained; it goes again where nothing was kept."""
-    from simulator.runs.folder import check_free, writing  # others need not load it
+    from simulator.runs.running import check_free, writing  # others need not load it
 
     check_free(out)
     with writing(out):

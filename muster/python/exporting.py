@@ -31,7 +31,7 @@ from simulator.configuration import to_config
 from simulator.forecast import forecast as twin
 from simulator.forecast.configuration import ForecastConfig
 from simulator.forecast.course import CommittedRound
-from simulator.forecast.plan_costs import costs_of
+from simulator.forecast.forecast import costs_of
 
 
 @speaking_python

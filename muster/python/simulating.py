@@ -27,15 +27,13 @@ from muster.python.arguments import check_trained, of_kind, progress_line, speak
 from simulator import datasets
 from simulator.configuration import SimulationConfig, to_config, without_numpy
 from simulator.course import ACCURACY, Point, noting
-from simulator.engines.threads import one_thread
+from simulator.engines.memory import one_thread
 from simulator.engines.workers.processes import usable_cores
 from simulator.errors import EngineError
 from simulator.planned import completed_by_plan
 from simulator.population import Population
-from simulator.runs.grouping import grouped
-from simulator.runs.reading import read_run, read_tensors
-from simulator.runs.sweep_file import SweepFile, SweepRun, runs_of
-from simulator.runs.sweeping import RUNS, SEED, SweepOutcome, means_over_seeds, run_sweep
+from simulator.runs.reading import grouped, read_run, read_tensors
+from simulator.runs.sweeping import RUNS, SEED, SweepFile, SweepOutcome, SweepRun, means_over_seeds, run_sweep, runs_of
 from simulator.simulation import OnRound, Overrides, SimulationResult, advance, model_of, training_of
 from simulator.training import Tensors
 

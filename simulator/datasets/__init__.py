@@ -13,20 +13,12 @@ import numpy as np
 from export.errors import reason
 from fedcore.names import offered
 from simulator.configuration import HELD_OUT
-from simulator.datasets.digits import digits
-from simulator.datasets.leaf import leaf_femnist, leaf_shakespeare
-from simulator.datasets.mnist_10k import mnist_10k
-from simulator.datasets.omniglot import omniglot
-from simulator.datasets.own import is_own, own
-from simulator.datasets.published import cifar100, federated_emnist, stackoverflow, tff_shakespeare
-from simulator.datasets.quadratics import quadratics
-from simulator.datasets.shakespeare import shakespeare, shakespeare_marks
-from simulator.datasets.sources import SOURCES
-from simulator.datasets.sparse_logistic import sparse_logistic
-from simulator.datasets.svmlight import svmlight
-from simulator.datasets.synthetic import synthetic
-from simulator.datasets.verified import verified
-from simulator.datasets.wisdm import wisdm
+from simulator.datasets.bundled import digits, mnist_10k, omniglot, shakespeare, shakespeare_marks, wisdm
+from simulator.datasets.leaf import leaf_femnist, leaf_shakespeare, svmlight
+from simulator.datasets.sources import SOURCES, verified
+from simulator.datasets.synthetic import quadratics, sparse_logistic, synthetic
+from simulator.datasets.tff import cifar100, federated_emnist, stackoverflow, tff_shakespeare
+from simulator.datasets.user_files import is_own, own
 from simulator.errors import DatasetError
 from simulator.partitions import dealt
 from simulator.population import Population, draw

@@ -1,4 +1,4 @@
-"""synthetic(α, β): clients whose true models differ by α, and whose features differ by β.
+"""Synthetic data sets: synthetic(α, β), quadratics, and a sparse logistic problem.
 
 Li, Sahu, Zaheer, Sanjabi, Talwalkar, Smith, "Federated optimization in heterogeneous networks" (FedProx), MLSys 2020,
 section 5.1 and appendix C.1. Client k draws, for 60 features and 10 classes,
@@ -14,6 +14,8 @@ sampled.
 from __future__ import annotations
 
 import numpy as np
+from numpy.random import Generator
+from numpy.typing import NDArray
 
 from simulator.errors import DatasetError
 from simulator.population import Population
@@ -40,3 +42,87 @@ def synthetic(clients: int = 30, alpha: float = 1.0, beta: float = 1.0, seed: in
         x = generator.normal(means, deviation, (size, FEATURES))
         shards.append({"x": x.astype(np.float32), "y": (x @ weights.T + bias).argmax(1).astype(np.int64)})
     return Population.of([f"synthetic-{index:03d}" for index in range(clients)], shards)
+
+
+CURVATURE_SPREAD = 0.5
+"""The most by which a client's curvature differs from the mean of all clients, relatively."""
+
+
+def quadratics(
+    clients: int = 20, dissimilarity: float = 1.0, condition: float = 10.0, dimensions: int = 16, seed: int = 0
+) -> Population:
+    """Clients of equal size. `x` float32 (dimensions,), `y` float32.
+
+    Raises DatasetError when there are fewer than two clients, or a number is out of range.
+    """
+    if clients < 2 or dimensions < 1:
+        raise DatasetError(f"quadratics need two clients and a dimension, not {clients} and {dimensions}")
+    if dissimilarity < 0 or condition < 1:
+        raise DatasetError(
+            f"the dissimilarity of quadratics is 0 or more and their condition 1 or more, not {dissimilarity} and "
+            f"{condition}"
+        )
+    generator = np.random.Generator(np.random.Philox(key=[seed, clients]))
+    slopes_ND = _centred(generator.standard_normal((clients, dimensions)))
+    slopes_ND *= dissimilarity / np.sqrt((slopes_ND**2).sum(1).mean())
+    spread_ND = _centred(generator.uniform(-1, 1, (clients, dimensions)))
+    spread_ND *= CURVATURE_SPREAD / np.abs(spread_ND).max()
+    curvatures_ND = np.geomspace(1, 1 / condition, dimensions) * (1 + spread_ND)
+    minima_ND = minimum(dimensions) - slopes_ND / curvatures_ND
+    shards = [
+        {"x": np.diag(scales_D).astype(np.float32), "y": (scales_D * minimum_D).astype(np.float32)}
+        for scales_D, minimum_D in zip(np.sqrt(dimensions * curvatures_ND), minima_ND, strict=True)
+    ]
+    return Population.of([f"quadratic-{index:03d}" for index in range(clients)], shards)
+
+
+def minimum(dimensions: int) -> NDArray[np.float64]:
+    """x*, the minimum of the mean loss over clients: (dimensions,), of length 1."""
+    return np.full(dimensions, dimensions**-0.5)
+
+
+def _centred(values_ND: NDArray[np.float64]) -> NDArray[np.float64]:
+    centred: NDArray[np.float64] = values_ND - values_ND.mean(0)
+    return centred
+
+
+CLUSTERS = 10
+WORDS, SPARSE_FEWEST, SPARSE_LOG_MEAN, SPARSE_LOG_DEVIATION, SPARSE_MOST = 12, 10, 3.0, 1.0, 400
+CLUSTER_SHAPE, USER_SHAPE = 0.3, 0.3
+"""Shapes of the gamma distributions that favour words; a smaller one makes users differ more."""
+USER_BIAS, WORD_WEIGHT = 1.0, 1.0
+"""Standard deviations of a user's own inclination to positive labels, and of the true weight of a word."""
+
+
+def sparse_logistic(users: int = 200, features: int = 1000, seed: int = 0) -> Population:
+    """`x` float32 (features,) of zeros and ones, `y` int64, 0 or 1.
+
+    Raises DatasetError when there is no user, or there are no more features than words in an example.
+    """
+    if users < 1 or features <= 2 * WORDS:
+        raise DatasetError(
+            f"a sparse logistic problem has users and more than {2 * WORDS} features, not {users} and {features}"
+        )
+    generator = np.random.Generator(np.random.Philox(key=[seed, users]))
+    words = features - 1
+    frequencies = 1 / np.arange(1, words + 1)
+    favoured_CW = generator.gamma(CLUSTER_SHAPE, size=(CLUSTERS, words))
+    weights = generator.normal(0, WORD_WEIGHT, words)
+    shards = []
+    for user in range(users):
+        size = min(SPARSE_MOST, SPARSE_FEWEST + int(generator.lognormal(SPARSE_LOG_MEAN, SPARSE_LOG_DEVIATION)))
+        taste = frequencies * favoured_CW[user % CLUSTERS] * generator.gamma(USER_SHAPE, size=words)
+        x = _examples(generator, size, taste)
+        odds = x @ weights + generator.normal(0, USER_BIAS)
+        y = generator.random(size) < 1 / (1 + np.exp(-odds))
+        constant = np.ones((size, 1), np.float32)
+        shards.append({"x": np.hstack([x, constant]), "y": y.astype(np.int64)})
+    return Population.of([f"author-{user:04d}" for user in range(users)], shards)
+
+
+def _examples(generator: Generator, size: int, taste: NDArray[np.float64]) -> NDArray[np.float32]:
+    """The words in each example: float32 (size, words) of zeros and ones."""
+    words = generator.choice(len(taste), (size, WORDS), p=taste / taste.sum())
+    x = np.zeros((size, len(taste)), np.float32)
+    np.put_along_axis(x, words, 1, axis=1)
+    return x

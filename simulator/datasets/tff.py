@@ -1,4 +1,4 @@
-"""Data sets in the files of TensorFlow Federated: HDF5, and newer SQLite, with the examples of clients.
+"""Data sets that TensorFlow Federated publishes, in its files: HDF5, and newer SQLite, with its examples.
 
     HDF5     examples/<client>/<field>, an array of all examples of the client; one file for each split
     SQLite   examples(split_name, client_id, serialized_example_proto), client_metadata(client_id, split_name,
@@ -21,9 +21,72 @@ from typing import Any
 import numpy as np
 
 from export.errors import reason
-from simulator.datasets.tf_example import fields_of
+from simulator.columns import int64_of
+from simulator.datasets.bundled import CHARACTERS, tokens, windows
 from simulator.errors import DatasetError
 from simulator.population import Array, Population, draw
+
+DTYPES = {"bytes_list": np.object_, "float_list": np.float32, "int64_list": np.int64}
+
+
+def fields_of(example: bytes) -> dict[str, Array]:
+    """The fields of an example: bytes, float32 or int64, (values,). Raises ValueError for a malformed one."""
+    from google.protobuf.message import DecodeError
+
+    try:
+        features = example_class().FromString(example).features.feature
+    except DecodeError as error:
+        raise ValueError(f"no tf.train.Example: {error}") from error
+    return {
+        name: np.array(getattr(feature, kind).value, DTYPES[kind])
+        for name, feature in features.items()
+        if (kind := feature.WhichOneof("kind"))
+    }
+
+
+@functools.cache
+def example_class() -> Any:
+    """The class of messages tf.train.Example."""
+    from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+
+    kinds = descriptor_pb2.FieldDescriptorProto
+    file = descriptor_pb2.FileDescriptorProto(name="muster/example.proto", package="tensorflow", syntax="proto3")
+
+    def message(name: str, into: Any = file.message_type) -> Any:
+        return into.add(name=name)
+
+    def field(of: Any, number: int, name: str, kind: int, **more: Any) -> None:
+        of.field.add(name=name, number=number, type=kind, label=more.pop("label", kinds.LABEL_OPTIONAL), **more)
+
+    for name, kind in (
+        ("BytesList", kinds.TYPE_BYTES),
+        ("FloatList", kinds.TYPE_FLOAT),
+        ("Int64List", kinds.TYPE_INT64),
+    ):
+        field(message(name), 1, "value", kind, label=kinds.LABEL_REPEATED)
+    feature = message("Feature")
+    feature.oneof_decl.add(name="kind")
+    for number, name in enumerate(("BytesList", "FloatList", "Int64List"), 1):
+        called = name.replace("List", "_list").lower()
+        field(feature, number, called, kinds.TYPE_MESSAGE, type_name=f".tensorflow.{name}", oneof_index=0)
+    features = message("Features")
+    entry = features.nested_type.add(name="FeatureEntry")
+    entry.options.map_entry = True
+    field(entry, 1, "key", kinds.TYPE_STRING)
+    field(entry, 2, "value", kinds.TYPE_MESSAGE, type_name=".tensorflow.Feature")
+    field(
+        features,
+        1,
+        "feature",
+        kinds.TYPE_MESSAGE,
+        type_name=".tensorflow.Features.FeatureEntry",
+        label=kinds.LABEL_REPEATED,
+    )
+    field(message("Example"), 1, "features", kinds.TYPE_MESSAGE, type_name=".tensorflow.Features")
+    pool = descriptor_pool.DescriptorPool()
+    pool.Add(file)
+    return message_factory.GetMessageClass(pool.FindMessageTypeByName("tensorflow.Example"))
+
 
 Fields = dict[str, Array]
 """The examples of a client by field: numbers (n, …), or bytes (n,)."""
@@ -133,3 +196,93 @@ def _rows(database: Path, query: str, *values: str) -> list[tuple[Any, ...]]:
         raise DatasetError(
             f"{database} is not in TFF's layout, with examples and client_metadata: {reason(error)}"
         ) from error
+
+
+WORDS, SENTENCE = 10_000, 20
+"""Of Stack Overflow: the size of the vocabulary, and the predicted tokens of a sentence."""
+
+
+def federated_emnist(data: Path, clients: int | None = None) -> Population:
+    """3,400 writers of 62 characters. `x` float32 (1, 28, 28), where 1 is paper; `y` int64."""
+    files = Files(
+        ("fed_emnist_train.h5", "fed_emnist_test.h5"),
+        "emnist_all.sqlite",
+        ("all_train", "all_test"),
+        ("pixels", "label"),
+    )
+
+    def convert(raw: Fields) -> Fields:
+        return {"x": raw["pixels"].reshape(-1, 1, 28, 28).astype(np.float32), "y": _labels(raw["label"])}
+
+    return read_clients(data / "federated_emnist", files, convert, 62, clients)
+
+
+def cifar100(data: Path, clients: int | None = None) -> Population:
+    """600 clients of 100 images by pachinko allocation. `x` float32 (3, 32, 32) in 0 … 1; `y`, `coarse` int64."""
+    files = Files(
+        ("fed_cifar100_train.h5", "fed_cifar100_test.h5"),
+        "cifar100.sqlite",
+        ("train", "test"),
+        ("image", "label", "coarse_label"),
+        shared=False,
+    )
+
+    def convert(raw: Fields) -> Fields:
+        x = raw["image"].reshape(-1, 32, 32, 3).transpose(0, 3, 1, 2).astype(np.float32) / 255
+        return {"x": np.ascontiguousarray(x), "y": _labels(raw["label"]), "coarse": _labels(raw["coarse_label"])}
+
+    return read_clients(data / "cifar100", files, convert, 100, clients)
+
+
+def tff_shakespeare(data: Path, clients: int | None = None) -> Population:
+    """715 roles of all plays. `x` and `y` int64 (80,): characters, and the ones that follow, as in `shakespeare`."""
+    files = Files(
+        ("shakespeare_train.h5", "shakespeare_test.h5"), "shakespeare.sqlite", ("train", "test"), ("snippets",)
+    )
+
+    def convert(raw: Fields) -> Fields:
+        return dict(windows(tokens(_texts(raw["snippets"]))))
+
+    return read_clients(data / "tff_shakespeare", files, convert, len(CHARACTERS) + 4, clients)
+
+
+def stackoverflow(data: Path, clients: int | None) -> Population:
+    """Users of Stack Overflow, of which there are 381,235. `x` and `y` int64 (20,): words, and the ones that follow.
+
+    An example is a sentence between a token for its start and one for its end, cut to 21 tokens. Words are numbered by
+    `stackoverflow.word_count`: 0 is padding, then WORDS words, unknown, start, end.
+    """
+    folder = data / "stackoverflow"
+    files = Files(
+        ("stackoverflow_train.h5", "stackoverflow_held_out.h5", "stackoverflow_test.h5"),
+        "stackoverflow.sqlite",
+        ("train", "heldout", "test"),
+        ("tokens",),
+    )
+    vocabulary = _vocabulary(folder / "stackoverflow.word_count")
+    unknown, start, end = (WORDS + place for place in (1, 2, 3))
+
+    def convert(raw: Fields) -> Fields:
+        padded = np.zeros((len(raw["tokens"]), SENTENCE + 1), np.int64)
+        for row, text in zip(padded, _texts(raw["tokens"]), strict=True):
+            sentence = [start, *(vocabulary.get(word, unknown) for word in text.split()), end][: SENTENCE + 1]
+            row[: len(sentence)] = sentence
+        return {"x": padded[:, :-1].copy(), "y": padded[:, 1:].copy()}
+
+    return read_clients(folder, files, convert, WORDS + 4, clients)
+
+
+def _vocabulary(path: Path) -> dict[str, int]:
+    """The most frequent words and their tokens. Every line of the file has a word and its number of users."""
+    if not path.is_file():
+        raise DatasetError(f"{path} does not exist; it is published beside the data set, and numbers its words")
+    words = [line.split()[0] for line in path.read_text("utf-8").splitlines()[:WORDS] if line.strip()]
+    return {word: token for token, word in enumerate(words, start=1)}
+
+
+def _labels(array: Array) -> Array:
+    return int64_of(array.reshape(-1), "a label")
+
+
+def _texts(array: Array) -> list[str]:
+    return [text.decode("utf-8", "replace") for text in array.reshape(-1).tolist()]

@@ -1,4 +1,4 @@
-"""Files with users' examples, npz or Parquet: one user per file, or a field that names each example's user.
+"""A user's own data sets: npz or Parquet files with users' examples, or a function.
 
 An npz holds an array for each field, with an example in every row. A Parquet file holds a column for each field; a
 vector or an image is a list, or lists of lists, of equal length. A field `user` names each example's user; without it a
@@ -16,8 +16,9 @@ from typing import Any
 import numpy as np
 
 from export.errors import reason
+from fedcore.own_code import import_own
 from simulator.columns import check_labels, float32_of, int64_of, names_of
-from simulator.datasets.files import read_npz
+from simulator.datasets.bundled import read_npz
 from simulator.errors import DatasetError
 from simulator.population import Array, Population
 
@@ -176,3 +177,35 @@ def _is_plain(kind: Any) -> bool:
 
 READERS = {".npz": read_npz, ".parquet": _read_parquet}
 """The readers of files' arrays, by suffix."""
+
+
+def is_own(name: str) -> bool:
+    """Whether a name is `package.module:function`, or a path that exists or has a separator."""
+    return ":" in name or "/" in name or Path(name).exists()
+
+
+def own(name: str) -> Population:
+    """The population that `package.module:function` returns, or the one at a path.
+
+    Raises DatasetError, naming what is wrong with the data.
+    """
+    path = Path(name)
+    return users_of(path) if path.exists() or ":" not in name else _returned_by(name)
+
+
+def _returned_by(name: str) -> Population:
+    module, _, function = name.partition(":")
+    try:
+        make = getattr(import_own(module), function)
+    except Exception as error:  # whatever the user's own code raises
+        raise DatasetError(
+            f"cannot import data set {name!r}: {reason(error)}; it is read as package.module:function, since no file "
+            "or folder is called so"
+        ) from error
+    try:
+        population = make()
+    except Exception as error:
+        raise DatasetError(f"data set {name} fails with {reason(error)}") from error
+    if not isinstance(population, Population):
+        raise DatasetError(f"{name} returned {type(population).__name__}, expected simulator.population.Population")
+    return population

@@ -1,22 +1,21 @@
-"""The computing of an engine: its device, and torch or exported graphs."""
+"""The computing of an engine: its device, torch or exported graphs, and trainers on a GPU."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
 import torch
+from torch import Tensor
 
 from export.model import Model
 from fedcore.algorithms.algorithm import Algorithm
 from fedcore.decoding import decoder
 from simulator.client_states import ClientStates
-from simulator.engines.clients import Client, ClientTrainer, blocks, dealt
-from simulator.engines.on_gpu import OnGpu
-from simulator.engines.recorded.cuda_graphs import CudaGraphs
-from simulator.engines.recorded.program import Programs
+from simulator.engines.recorded.program import CudaGraphs, Programs
+from simulator.engines.sums import Client, ClientTrainer, RoundSums, blocks, dealt
 from simulator.engines.vectorised import VectorisedTrainer, clients_at_once
 from simulator.engines.workers.forked import compute_apart
 from simulator.errors import EngineError
@@ -24,6 +23,21 @@ from simulator.population import Population
 
 if TYPE_CHECKING:
     from simulator.engines.graphs import Exported
+
+
+class OnGpu:
+    """Trains on a compute device with vectors from the host."""
+
+    def __init__(self, trainer: ClientTrainer, device: torch.device) -> None:
+        self._trainer, self._device = trainer, device
+
+    def train(self, number: int, broadcast: Mapping[str, Tensor], clients: Sequence[Client], sums: RoundSums) -> None:
+        """Run a trip for every client: see ClientTrainer."""
+        there = RoundSums(sums.layout, torch.empty_like(sums.vector, device=self._device))
+        received = {name: vector.to(self._device) for name, vector in broadcast.items()}
+        self._trainer.train(number, received, clients, there)
+        sums.vector.copy_(there.vector)
+
 
 EngineName = Literal["graphs", "torch"]
 

@@ -38,8 +38,7 @@ from fedcore.plan import (
     steps_graph,
 )
 from fedcore.report import all_finite, clip_to
-from simulator.engines.clients import Client
-from simulator.engines.sums import RoundSums
+from simulator.engines.sums import Client, RoundSums
 from simulator.errors import EngineError
 from simulator.population import Population
 

@@ -1,11 +1,14 @@
-"""Memory: the free amount, and settings that make a training process's allocator keep freed memory."""
+"""Memory, threads and precision of the processes that train."""
 
 from __future__ import annotations
 
 import ctypes
 import functools
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -54,3 +57,34 @@ def free_bytes(device: torch.device) -> int | None:
 def may_stay(nbytes: int, device: torch.device) -> bool:
     """Whether `nbytes` may stay on a compute device: on the host always, on a GPU if they fit."""
     return device.type == "cpu" or nbytes <= SHARE * (free_bytes(device) or 0)
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Let torch compute with one thread on the CPU in a block or a decorated function, and restore the number after."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+_CUDNN: Any = torch.backends.cudnn
+
+
+@contextmanager
+def single_precision() -> Iterator[None]:
+    """Let GPUs multiply with all bits in a block or a decorated function, and restore the settings after."""
+    before = _CUDNN.conv.fp32_precision, _CUDNN.rnn.fp32_precision
+    _set(False, "ieee", "ieee")
+    try:
+        yield
+    finally:
+        _set("tf32" in before, *before)
+
+
+def _set(allow_tf32: bool, convolutions: str, recurrent: str) -> None:
+    """Set the older switch and the newer ones: torch refuses to read the first while they contradict it."""
+    _CUDNN.allow_tf32 = allow_tf32
+    _CUDNN.conv.fp32_precision, _CUDNN.rnn.fp32_precision = convolutions, recurrent

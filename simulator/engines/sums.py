@@ -1,11 +1,11 @@
-"""The sums of a round: one float64 vector with ranges for reports, metrics, the weight and the number of clients."""
+"""Clients of a cohort, the contract of their trainers, and the sums of a round in float64."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -14,6 +14,7 @@ from export.model import Model
 from fedcore.algorithms.algorithm import Algorithm, ClientState, Report, ranges_of, trips_of
 from fedcore.algorithms.clipped import Clipped
 from fedcore.algorithms.rehearsal import Bowl, contribute, received
+from fedcore.batching import StreamKey
 from fedcore.ranges import Range
 
 # The most clients that are summed in float32, before the sum is added in float64; reports with ranges always are.
@@ -199,3 +200,45 @@ def _finite(group: _Group) -> Tensor:
 
 def _rows(vectors_K: Mapping[str, Tensor], rows: slice) -> dict[str, Tensor]:
     return {name: value[rows] for name, value in vectors_K.items()}
+
+
+# The approximate number of blocks of a cohort on the CPU.
+BLOCKS = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Client:
+    """A client in a round: its index in the population, and the key of its random streams."""
+
+    index: int
+    key: StreamKey
+
+
+class ClientTrainer(Protocol):
+    """A trainer of a population's clients: an engine's part of a round."""
+
+    def train(self, number: int, broadcast: Mapping[str, Tensor], clients: Sequence[Client], sums: RoundSums) -> None:
+        """Run the trip of round `number` for every client, longest first, and add their reports to `sums`.
+
+        broadcast: the vectors that they receive. Raises EngineError or ExportError when the model does not run.
+        """
+
+
+def blocks(clients: Sequence[Client], at_once: int) -> list[Sequence[Client]]:
+    """The cohort in blocks, each with one or more groups of `at_once` clients that train together.
+
+    Each block has its own sums, which are added in order, so that rounding does not depend on where a block is trained.
+    """
+    size = block_size(len(clients), at_once)
+    return [clients[start : start + size] for start in range(0, len(clients), size)]
+
+
+def block_size(cohort: int, at_once: int) -> int:
+    """The number of clients in a full block."""
+    groups = -(-cohort // min(at_once, cohort))
+    return at_once * -(-groups // BLOCKS)
+
+
+def dealt(clients: Sequence[Client], hands: int) -> list[Sequence[Client]]:
+    """The cohort, longest first, divided among `hands` GPUs, with equally many and equally long clients for each."""
+    return [clients[hand::hands] for hand in range(min(hands, len(clients)))]

@@ -33,14 +33,11 @@ from fedcore.params import Float32
 from fedcore.plan import EXAMPLE, MASK, METRICS, NEXT, NOISE, REPORT, prefixed, unprefixed
 from fedcore.report import weight_of
 from simulator.client_states import ClientStates
-from simulator.engines.clients import Client
 from simulator.engines.examples import Examples
-from simulator.engines.one_step import NotAffine, one_step
-from simulator.engines.oracle import CohortMeasure, CohortOracle
-from simulator.engines.precision import single_precision
-from simulator.engines.recorded.cuda_graphs import padded
-from simulator.engines.recorded.program import Programs
-from simulator.engines.sums import RoundSums
+from simulator.engines.memory import single_precision
+from simulator.engines.oracle import CohortMeasure, CohortOracle, NotAffine, one_step
+from simulator.engines.recorded.program import Programs, padded
+from simulator.engines.sums import Client, RoundSums
 from simulator.errors import EngineError
 from simulator.population import Population
 

@@ -1,4 +1,4 @@
-"""Devices in browsers: a process that runs a fleet's browser devices in one Chromium, each with its page and storage.
+"""Devices in browsers: one headless Chromium, in which each device is a page.
 
 It reads and writes the lines of a fork server. A device is the worker of the page that its coordinator serves. Each has
 its own browser context, as if in a separate browser, with its own keys, examples and caches.
@@ -9,10 +9,13 @@ from __future__ import annotations
 import base64
 import json
 import os
+import shutil
 import sys
 import threading
 import urllib.error
 import urllib.request
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -22,12 +25,55 @@ import numpy as np
 
 from fedcore.decoding import decoder
 from ingress.limits import is_this_machine
-from simulator.errors import FleetError
-from simulator.fleet.chromium import chromium, programs
+from simulator.errors import BrowserMissing, FleetError
 from simulator.fleet.fork_server import Start
 
 if TYPE_CHECKING:
     from selenium import webdriver
+
+
+PROGRAMS = ("chromium", "chromium-browser", "google-chrome")
+_ARGUMENTS = ("--headless=new", "--disable-gpu", "--disable-dev-shm-usage")
+_OF_ROOT = ("--no-sandbox",)
+"""Chromium starts no sandbox as root."""
+
+
+def program() -> str | None:
+    """The path of the first installed Chromium; None if there is none."""
+    return next(filter(None, map(shutil.which, PROGRAMS)), None)
+
+
+def programs() -> tuple[str, str]:
+    """The paths of Chromium and of its driver. Raises BrowserMissing, and ModuleNotFoundError without selenium."""
+    import selenium  # noqa: F401  # the extra `browser`
+
+    browser, driver = program(), shutil.which("chromedriver")
+    if browser is None or driver is None:
+        raise BrowserMissing("there is no Chromium with its driver: apt-get install chromium chromium-driver")
+    return browser, driver
+
+
+@contextmanager
+def chromium(*arguments: str, capabilities: Mapping[str, object]) -> Iterator[webdriver.Chrome]:
+    """A browser for as long as the block runs, with a fresh profile unless arguments name one.
+
+    capabilities: of WebDriver, by name. Raises BrowserMissing.
+    """
+    browser, driver = programs()
+    from selenium import webdriver
+
+    options = webdriver.ChromeOptions()
+    options.binary_location = browser
+    for argument in (*_ARGUMENTS, *(_OF_ROOT if os.geteuid() == 0 else ()), *arguments):
+        options.add_argument(argument)
+    for name, value in capabilities.items():
+        options.set_capability(name, value)
+    opened = webdriver.Chrome(options=options, service=webdriver.ChromeService(driver))
+    try:
+        yield opened
+    finally:
+        opened.quit()
+
 
 MOST = 32
 """The most devices in one Chromium: each has its own processes, which use 250 MB while it trains."""

@@ -37,8 +37,7 @@ from fedcore.decoding import decoder
 from fedcore.termination import exit_on_sigterm
 from secagg.keys import PairKey
 from simulator.fleet import faults
-from simulator.fleet.faults import EmulatedDevice, PlannedFailure
-from simulator.fleet.recorder import Recorder
+from simulator.fleet.faults import EmulatedDevice, PlannedFailure, Recorder
 
 
 class Start(msgspec.Struct, frozen=True):

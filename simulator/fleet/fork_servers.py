@@ -1,4 +1,4 @@
-"""Hosts of emulated devices: a fork server for each architecture, here or under qemu, Node, and a browser."""
+"""Hosts of emulated devices: a fork server for each architecture, here or under qemu, and Node for TypeScript."""
 
 from __future__ import annotations
 
@@ -6,17 +6,45 @@ import contextlib
 import os
 import platform
 import queue
+import shutil
 import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 
 import msgspec
 
+import device_runtime
 from fedcore.decoding import decoder
 from simulator.errors import FleetError
-from simulator.fleet import arm, browsers, node
+from simulator.fleet import arm, browsers
 from simulator.fleet.fork_server import Ended, Start
+
+FOLDER = Path(device_runtime.__file__).parent / "js"
+_FLEET = FOLDER / "src" / "node" / "fleet.ts"
+
+
+def fleet_command() -> list[str]:
+    """The command line of a process that runs many devices, as a fork server does. Raises FleetError."""
+    return [program(), "--no-warnings", str(_FLEET)]
+
+
+def program() -> str:
+    """The path of Node, if it can run the device runtime in TypeScript. Raises FleetError, saying what is missing."""
+    if not _FLEET.exists():
+        raise FleetError(f"there is no device runtime in TypeScript at {FOLDER}: run this from a checkout of Muster")
+    path = shutil.which("node")
+    is_new = [path or "", str(FOLDER / "node-is-new.cjs")]
+    if path is None or subprocess.run(is_new, check=False, capture_output=True).returncode != 0:
+        what = f"{path} is older" if path else "there is none on the PATH"
+        raise FleetError(
+            f"devices on Node need Node 22.18 or newer, and {what}: `npm install --global node@24` has one"
+        )
+    if not (FOLDER / "node_modules" / ".package-lock.json").exists():
+        raise FleetError(f"devices on Node need their packages: `npm ci --prefix {FOLDER}` installs them")
+    return path
+
 
 _ENDED = decoder(Ended)
 
@@ -54,7 +82,7 @@ def fork_servers(backends: Mapping[str, Sequence[str]]) -> Iterator[ForkServers]
 def _command(host: str, backends: Sequence[str]) -> tuple[list[str], dict[str, str]]:
     """The command line and the environment of a host."""
     if host == NODE:
-        return node.fleet_command(), dict(os.environ)
+        return fleet_command(), dict(os.environ)
     if host == BROWSER:
         return browsers.command(), dict(os.environ)
     arguments = ["-m", "simulator.fleet.fork_server", *backends]

@@ -1,16 +1,22 @@
-"""The course of a forecast: what happened, counted as it happens."""
+"""The course of a forecast, as it happens: devices drawn, exchanges of secure rounds, counts."""
 
 from __future__ import annotations
 
+import math
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from coordinator.rules.rounds import REPLACING_S, RoundPolicy
+from coordinator.rules.task_settings import PHASES_AFTER_TRAINING, Secagg
 from fedcore.wire.messages import RetryWindow
-from simulator.forecast.stretches import DAY_S, Rows
+from secagg.parameters import find
+from secagg.session import SessionPhase
+from simulator.forecast.devices import DAY_S, Rows
 
 BINS_PER_OCTAVE = 4
 
@@ -85,3 +91,107 @@ class Course:
         """Count devices that were told to come back within a window."""
         self.turned_away[why] += len(rows)
         self.stays[int(BINS_PER_OCTAVE * np.log2(max(1.0, (when.min_s + when.max_s) / 2)))] += len(rows)
+
+
+@dataclass(slots=True)
+class Drawing:
+    """Where devices come from and go to. waiting: rows that wait, each until when, the first first.
+
+    shared: whether several tasks draw from them. drawn, free, turned_away: how many were drawn, whose work is over, and
+    who is sent away, since the last look.
+    """
+
+    shared: bool = False
+    waiting: dict[int, float] = field(default_factory=dict)
+    drawn: int = 0
+    free: list[int] = field(default_factory=list)
+    turned_away: list[int] = field(default_factory=list)
+
+    def turn_away(self, rows: Sequence[int]) -> None:
+        """Send devices away that wait."""
+        self.turned_away += rows
+        for row in rows:
+            del self.waiting[row]
+
+
+_AFTER = {
+    SessionPhase.ADVERTISING: SessionPhase.SHARING,
+    SessionPhase.SHARING: SessionPhase.OPENING,
+    SessionPhase.OPENING: SessionPhase.UPLOADING,
+    SessionPhase.UPLOADING: SessionPhase.CONFIRMING,
+    SessionPhase.CONFIRMING: SessionPhase.REVEALING,
+    SessionPhase.REVEALING: SessionPhase.OVER,
+}
+
+
+@dataclass(slots=True)
+class Exchanges:
+    """The exchanges of one attempt at a round that must be over at `deadline`.
+
+    due: rows of the devices that are waited for; sent: of those that have answered. masked: rows of those whose masked
+    reports came, once that exchange is over.
+    """
+
+    policy: RoundPolicy
+    secagg: Secagg
+    deadline: float
+    phase: SessionPhase = SessionPhase.ADVERTISING
+    due: set[int] = field(default_factory=set)
+    sent: set[int] = field(default_factory=set)
+    masked: frozenset[int] = frozenset()
+    lost: int = 0
+    _until: float = math.inf
+    _not_before: float = -math.inf
+    _least: int = 0
+
+    def __post_init__(self) -> None:
+        self._until = self.deadline - PHASES_AFTER_TRAINING * self.secagg.phase_s
+
+    @property
+    def advertising(self) -> bool:
+        """Whether devices may still join."""
+        return self.phase is SessionPhase.ADVERTISING
+
+    @property
+    def short(self) -> bool:
+        """Whether too few are left for a sum: fewer than count, or than must reveal the secrets of the others."""
+        if self.advertising:
+            return False
+        left = len(self.due | self.sent)
+        return left < self._least or (not self.masked and left < self.policy.minimum)
+
+    def join(self, rows: list[int]) -> None:
+        """Wait for devices that were drawn."""
+        self.due.update(rows)
+        self._not_before = -math.inf
+
+    def leave(self, row: int, now: float, *, lost: bool) -> None:
+        """Go on without a device, or wait a little for another in the place of one that was lost."""
+        self.due.discard(row)
+        self.lost += lost
+        if lost and self.advertising and len(self.due) < self.policy.minimum:
+            self._not_before = now + REPLACING_S
+
+    def take(self, row: int, now: float) -> None:
+        """Take the message of a device that is waited for."""
+        self.sent.add(row)
+        if self.advertising and len(self.sent) == self.policy.goal:
+            self._until = min(self._until, now + self.secagg.phase_s)
+
+    def ends(self, now: float) -> bool:
+        """Whether the exchange ends now: everybody answered, or the time is up."""
+        if self.phase is SessionPhase.OVER or now < self._not_before:
+            return False
+        return self.due <= self.sent or now >= self._until
+
+    def go_on(self, now: float) -> list[int]:
+        """End the exchange. Gives the rows that take part in the next one."""
+        going = self.due & self.sent
+        if self.phase is SessionPhase.UPLOADING:
+            self.masked = frozenset(going)
+        if self.advertising and going:
+            parameters = find(max(8, -(-len(going) // -(-len(going) // self.secagg.group_size))))
+            self._least = math.ceil(len(going) * parameters.t / parameters.n)
+        self.phase, self.due, self.sent = _AFTER[self.phase], going, set()
+        self._until = now + self.secagg.phase_s
+        return sorted(going)

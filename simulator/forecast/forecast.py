@@ -1,4 +1,4 @@
-"""A forecast: the answers that the course of a twin gives."""
+"""A forecast: the answers that the course of a twin gives, and the costs of a plan for a device."""
 
 from __future__ import annotations
 
@@ -6,16 +6,35 @@ import resource
 import sys
 import time
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from fedcore.bundle import Bundle
+from fedcore.params import FLOAT_BYTES
+from fedcore.quantisation import upload_bytes
 from simulator.forecast.configuration import ForecastConfig
 from simulator.forecast.course import CommittedRound, Course
-from simulator.forecast.starved import check_fills
 from simulator.forecast.task_rounds import TaskRounds
-from simulator.forecast.twin import Twin
+from simulator.forecast.twin import Twin, check_fills
+
+
+def costs_of(bundle: Bundle) -> dict[str, Any]:
+    """The settings of a forecast that a bundle gives, for the format whose steps take longest.
+
+    A step's time is that of the machine which exported the plan. Graphs and frozen vectors are kept between rounds, so
+    a device downloads the checkpoint alone. Of a plan of two trips each setting is that of the dearer one. Raises
+    PlanError.
+    """
+    trips = bundle.plan.trips
+    step_s = max(evidence.footprint.step_cpu_ms for evidence in bundle.certificate.formats.values()) / 1000
+    return {
+        "example_s": step_s * max(sum(one.loop.epochs / one.loop.batch_size for one in trip.passes) for trip in trips),
+        "bytes_down": FLOAT_BYTES * max(sum(vector.size for vector in trip.broadcast) for trip in trips),
+        "bytes_up": max(upload_bytes(trip.report) for trip in trips),
+    }
 
 
 class Percentiles(msgspec.Struct, frozen=True):

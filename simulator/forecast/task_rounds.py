@@ -40,11 +40,8 @@ from coordinator.rules.silence import broken_after_s, lost_after_s
 from coordinator.rules.states import AssignmentState, RoundState
 from secagg.session import SessionPhase
 from simulator.forecast.configuration import ForecastConfig
-from simulator.forecast.course import CommittedRound, Course
-from simulator.forecast.devices import Devices
-from simulator.forecast.drawing import Drawing
-from simulator.forecast.exchanges import Exchanges
-from simulator.forecast.stretches import Times
+from simulator.forecast.course import CommittedRound, Course, Drawing, Exchanges
+from simulator.forecast.devices import Devices, Times
 
 
 class _Work(NamedTuple):

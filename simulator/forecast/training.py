@@ -11,7 +11,7 @@ import numpy as np
 from coordinator.rules.buffers import discount, staleness_weight
 from simulator.configuration import SimulationConfig
 from simulator.course import ACCURACY, Limits, Point, measured
-from simulator.engines.threads import one_thread
+from simulator.engines.memory import one_thread
 from simulator.errors import ForecastError
 from simulator.forecast.course import CommittedRound
 from simulator.simulation import Overrides, training_of

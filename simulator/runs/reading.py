@@ -1,14 +1,15 @@
-"""The files of a run as objects: they may be read while it runs."""
+"""The files of runs as objects, which may be read while they run, and runs grouped by what differs."""
 
 from __future__ import annotations
 
 import itertools
 import re
 import tomllib
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 import safetensors
@@ -23,6 +24,51 @@ from simulator.engines.computing import EngineName
 from simulator.errors import EngineError, RunError
 from simulator.simulation import SimulationResult
 from simulator.training import Tensors, Vectors
+
+WHO_TRAINS = {"processes", "ray"}
+
+
+def to_toml(config: SimulationConfig) -> str:
+    """A configuration as TOML text: what is not None, then a table for each of `settings` and `schedule`."""
+    plain = plain_of(config)
+    tables = {name: value for name, value in plain.items() if isinstance(value, dict)}
+    parts = [_lines({name: value for name, value in plain.items() if name not in tables})]
+    parts += [f"\n[{name}]\n{_lines(table)}" for name, table in tables.items()]
+    return "".join(parts)
+
+
+def plain_of(config: SimulationConfig) -> dict[str, Any]:
+    """A configuration as plain values, without those that are None."""
+    plain: dict[str, Any] = msgspec.to_builtins(config, enc_hook=str)
+    return {name: value for name, value in plain.items() if value is not None}
+
+
+def differences(config: SimulationConfig, other: SimulationConfig) -> list[str]:
+    """Every key in which two configurations differ, with both values; WHO_TRAINS, which changes no result, apart."""
+    ours, theirs = flat_of(config), flat_of(other)
+    keys = [
+        key for key in dict.fromkeys([*ours, *theirs]) if key not in WHO_TRAINS and ours.get(key) != theirs.get(key)
+    ]
+    return [f"{key} ({_words(ours.get(key))} and {_words(theirs.get(key))})" for key in keys]
+
+
+def flat_of(config: SimulationConfig) -> dict[str, Any]:
+    """A configuration as plain values by dotted names, such as `settings.client_lr`."""
+    flat: dict[str, Any] = {}
+    for name, value in plain_of(config).items():
+        flat |= {f"{name}.{key}": option for key, option in value.items()} if isinstance(value, dict) else {name: value}
+    return flat
+
+
+def _words(value: object) -> str:
+    return "not given" if value is None else str(value)
+
+
+def _lines(values: dict[str, Any]) -> str:
+    # Text, numbers, truths and lists are written in TOML as in JSON, but for one character.
+    written = {name: msgspec.json.encode(value).decode().replace("\x7f", "\\u007f") for name, value in values.items()}
+    return "".join(f"{name} = {text}\n" for name, text in written.items())
+
 
 CONFIG, ENGINE, METRICS, RESULT, LOCK = "config.toml", "engine.json", "metrics.jsonl", "result.json", "lock"
 CHECKPOINT, MODEL = "checkpoint-*.safetensors", "model.safetensors"
@@ -173,3 +219,66 @@ def _read(path: Path, kind: msgspec.json.Decoder[T]) -> T:
         return kind.decode(path.read_bytes())
     except (OSError, *UNDECODABLE) as error:
         raise RunError(f"{path} cannot be read: {why(error)}") from error
+
+
+class Configured(Protocol):
+    """A run, kept in a folder or in memory."""
+
+    @property
+    def config(self) -> SimulationConfig:
+        """What it was made of."""
+
+
+R = TypeVar("R", bound=Configured)
+
+_OWN = "settings."
+"""The beginning of the names of an algorithm's own settings."""
+
+
+def grouped(runs: Sequence[R], places: Sequence[str]) -> dict[str, list[R]]:
+    """Runs by a label that names the settings in which they differ, as `algorithm=fedavg, client_lr=0.1`.
+
+    Where none differ, it names model and algorithm. Runs with the same settings and the same seed, as of a fleet and of
+    its simulation, are a group each, whose label ends with the run's place.
+    """
+    settings = [_settings(run) for run in runs]
+    named = [key for key in dict.fromkeys(key for one in settings for key in one) if _differ(key, settings)]
+    ends = Counter(key.rpartition(".")[2] for key in named)
+    short = {key: end if ends[end := key.rpartition(".")[2]] == 1 else key for key in named}
+    groups: dict[str, list[tuple[R, str]]] = {}
+    for run, place, one in zip(runs, places, settings, strict=True):
+        words = [f"{short[key]}={_value_words(one.get(key))}" for key in named if _belongs(key, one, settings)]
+        label = ", ".join(words) or f"{run.config.model}, {run.config.baseline or run.config.algorithm}"
+        groups.setdefault(label, []).append((run, place))
+    return {name: part for label, group in groups.items() for name, part in _told_apart(label, group).items()}
+
+
+def _settings(run: Configured) -> dict[str, Any]:
+    return {key: value for key, value in flat_of(run.config).items() if key not in {*WHO_TRAINS, "seed"}}
+
+
+def _differ(key: str, settings: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether a setting differs among runs; one of an algorithm, among runs of that algorithm, whose name says more."""
+    pairs = {(_method(one) if key.startswith(_OWN) else None, _value_words(one.get(key))) for one in settings}
+    return len(pairs) > len({method for method, _ in pairs})
+
+
+def _belongs(key: str, one: Mapping[str, Any], settings: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether a run could have a setting: one of an algorithm is only for runs of that algorithm."""
+    return not key.startswith(_OWN) or any(key in other and _method(one) == _method(other) for other in settings)
+
+
+def _method(one: Mapping[str, Any]) -> tuple[Any, Any]:
+    return one.get("algorithm"), one.get("baseline")
+
+
+def _told_apart(label: str, group: list[tuple[R, str]]) -> dict[str, list[R]]:
+    if len({run.config.seed for run, _ in group}) == len(group):
+        return {label: [run for run, _ in group]}
+    return {f"{label}, {place}": [run] for run, place in group}
+
+
+def _value_words(value: Any) -> str:
+    if isinstance(value, float) and float(f"{value:g}") == value:
+        return f"{value:g}"
+    return "–" if value is None else str(value).lower() if isinstance(value, bool) else str(value)

@@ -1,21 +1,171 @@
-"""Running simulations in folders: from the start, and on from the last checkpoint."""
+"""Running simulations in folders: configuration, metrics, checkpoints, and going on from the last one."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+import fcntl
+import os
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from time import monotonic
+from typing import IO
 
+import msgspec
+import safetensors.numpy
+
+from fedcore.private_files import sync_folder, write_private
 from simulator.configuration import SimulationConfig
 from simulator.course import Point
-from simulator.errors import ProcessDied, RunError
-from simulator.runs.config_file import differences
-from simulator.runs.folder import RunFolder, check_free
-from simulator.runs.reading import SECONDS, KeptEngine, read_config, read_engine, read_result
+from simulator.errors import ProcessDied, RunError, RunNotKept
+from simulator.runs.reading import (
+    CHECKPOINT,
+    CONFIG,
+    ENGINE,
+    LOCK,
+    METRICS,
+    MODEL,
+    RESULT,
+    SECONDS,
+    KeptEngine,
+    checkpoints,
+    course_of,
+    differences,
+    read_config,
+    read_engine,
+    read_result,
+    read_vectors,
+    round_of,
+    to_toml,
+    whole_lines,
+)
 from simulator.simulation import OnRound, Overrides, SimulationResult, advance, completed, training_of
 from simulator.training import Tensors, Training, Vectors
+
+KEPT = 2
+
+
+class RunFolder:
+    """A run's folder, which this process alone writes to until `close`."""
+
+    def __init__(self, path: Path, lock: IO[str]) -> None:
+        self.path, self._lock = path, lock
+        self._metrics = (path / METRICS).open("ab", buffering=0)
+
+    @classmethod
+    def create(cls, path: Path, config: SimulationConfig, engine: KeptEngine) -> RunFolder:
+        """A new folder, which is there whole or not at all. Raises RunError where there is something already."""
+        check_free(path)
+        partial = path.with_name(f".{path.name}.{os.getpid()}")
+        with writing(path):
+            with ExitStack() as undo:
+                undo.callback(shutil.rmtree, partial, ignore_errors=True)
+                partial.mkdir(parents=True)
+                lock = undo.enter_context(locked(partial))
+                write_private(partial / CONFIG, to_toml(config).encode())
+                write_private(partial / ENGINE, msgspec.json.encode(engine))
+                partial.rename(path)
+                undo.pop_all()
+            sync_folder(path.parent)
+            return cls(path, lock)
+
+    @classmethod
+    def open(cls, path: Path) -> RunFolder:
+        """The folder of a run that began. Raises RunError when it holds no run, or a process that lives uses it."""
+        read_config(path)
+        with writing(path):
+            lock = locked(path)
+            for partial in path.glob("*.partial"):  # of a process that was killed
+                partial.unlink()
+            return cls(path, lock)
+
+    def close(self) -> None:
+        """Let other processes use the folder."""
+        self._metrics.close()
+        self._lock.close()
+
+    def add(self, point: Point) -> None:
+        """Add a round's line to the metrics; durable with the next checkpoint. Raises RunNotKept."""
+        with writing(self.path):
+            line = memoryview(msgspec.json.encode(point) + b"\n")
+            while line:
+                line = line[self._metrics.write(line) :]
+
+    def save(self, number: int, vectors: Vectors) -> None:
+        """Keep all that the rounds up to `number` moved, and drop older checkpoints. Raises RunNotKept."""
+        with writing(self.path):
+            os.fsync(self._metrics.fileno())
+            data = safetensors.numpy.save(dict(vectors))
+            write_private(self.path / CHECKPOINT.replace("*", f"{number:08d}"), data, replace=True)
+            for old in checkpoints(self.path)[KEPT:]:
+                old.unlink()
+
+    def finish(self, result: SimulationResult, tensors: Tensors) -> None:
+        """Keep the model, if there is one, and the result. Raises RunNotKept."""
+        with writing(self.path):
+            if tensors:
+                write_private(self.path / MODEL, safetensors.numpy.save(tensors), replace=True)
+            write_private(self.path / RESULT, msgspec.json.encode(result), replace=True)
+
+    def rewind(self) -> tuple[list[Point], Vectors | None]:
+        """Go back to the last whole checkpoint: the course up to it, and what it holds; None before the first.
+
+        The lines of later rounds are removed. Raises RunNotKept.
+        """
+        lines = whole_lines(self.path)
+        rounds, vectors = self._last_whole(len(lines))
+        with writing(self.path):
+            os.truncate(self._metrics.fileno(), sum(len(line) + 1 for line in lines[:rounds]))
+        return course_of(lines[:rounds]), vectors
+
+    def _last_whole(self, most: int) -> tuple[int, Vectors | None]:
+        """The last whole checkpoint of no more rounds than `most`: its round, and what it holds."""
+        for path in checkpoints(self.path):
+            number = round_of(path)
+            vectors = read_vectors(path) if number <= most else None
+            if vectors is not None:
+                return number, vectors
+        return 0, None
+
+
+def check_free(path: Path) -> None:
+    """Raise RunError when a new run cannot have the folder, as there is something already."""
+    if path.exists() or path.is_symlink():
+        is_run = (path / CONFIG).is_file()
+        remedy = f"go on with it by --resume={path}, or take" if is_run else "take"
+        raise RunError(f"{path} exists already; {remedy} another folder")
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """A block that writes to the run in a folder. Raises RunNotKept."""
+    try:
+        yield
+    except OSError as error:
+        began = (path / CONFIG).is_file()
+        remedy = f"; once that is mended, go on with --resume={path}" if began else ""
+        why = f"{error.strerror}: {error.filename or path}"
+        raise RunNotKept(f"the run in {path} cannot be kept: {why}{remedy}") from error
+
+
+def locked(path: Path) -> IO[str]:
+    """The lock of a folder, held until it is closed. Raises RunError when another process holds it, and OSError."""
+    with ExitStack() as undo:
+        lock = undo.enter_context((path / LOCK).open("a+"))
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            lock.seek(0)
+            holder = lock.read() or "of another machine"
+            raise RunError(f"{path} is in use by process {holder}; wait for its end, or end it") from error
+        lock.truncate(0)
+        lock.write(str(os.getpid()))
+        lock.flush()
+        undo.pop_all()
+        return lock
+
 
 # Rounds may take milliseconds or minutes, so checkpoints follow the clock. After a kill so much work is done again.
 CHECKPOINT_AFTER_S = 30.0

@@ -12,8 +12,7 @@ from contextlib import contextmanager
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
-from simulator.fleet.browsers import CAPABILITIES, fields, run_session
-from simulator.fleet.chromium import chromium
+from simulator.fleet.browsers import CAPABILITIES, chromium, fields, run_session
 
 
 def main():

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from simulator.fleet import node
+from simulator.fleet import fork_servers
 from tests.device_runtime import linear
 from tests.device_runtime.pages import build
 
@@ -19,7 +19,7 @@ PATIENCE_S = 120
 PLACES = "--coordinator {coordinator} --population {population} --examples {examples} --state {state}"
 
 
-def known(name, page=node.FOLDER / "dist" / "page"):
+def known(name, page=fork_servers.FOLDER / "dist" / "page"):
     """The command line of a device that this repository has, by name; any other text is one. Raises FleetError.
 
     page: a folder, into which that of a browser is built.
@@ -31,7 +31,7 @@ def known(name, page=node.FOLDER / "dist" / "page"):
         )
     if name == "node":
         return (
-            shlex.join([node.program(), "--no-warnings", str(node.FOLDER / "src" / "node" / "main.ts")])
+            shlex.join([fork_servers.program(), "--no-warnings", str(fork_servers.FOLDER / "src" / "node" / "main.ts")])
             + f" run {PLACES} --policy {{policy_json}} --once --json"
         )
     if name == "browser":

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from simulator.errors import FleetError
-from simulator.fleet.node import FOLDER, program
+from simulator.fleet.fork_servers import FOLDER, program
 
 IS_NEW = FOLDER / "node-is-new.cjs"
 

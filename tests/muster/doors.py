@@ -19,7 +19,7 @@ from fedcore.validation import settings_of
 from muster.options.names import option_of
 from simulator.configuration import SimulationConfig
 from simulator.errors import EngineError, RunError
-from simulator.runs.sweep_file import read_sweep
+from simulator.runs.sweeping import read_sweep
 from simulator.simulation import completed
 from tests.coordinator.bundles import make_private_bundle
 from tests.coordinator.conftest import AUTHORITY_KEY

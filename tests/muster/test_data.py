@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from simulator.datasets import DATASETS, folder_of
-from simulator.datasets.facts import facts_of, label_counts
+from simulator.datasets.checking import facts_of, label_counts
 from simulator.datasets.sources import SOURCES
 from simulator.population import Population
 

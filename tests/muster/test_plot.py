@@ -8,8 +8,7 @@ import pytest
 from fedcore.errors import NotWritten
 from muster.pictures.curves import COLOURS, Axes, draw_bands, draw_curves, draw_repeated, drawn_in_characters
 from simulator.configuration import SimulationConfig
-from simulator.runs.grouping import grouped
-from simulator.runs.reading import Run, read_run
+from simulator.runs.reading import Run, grouped, read_run
 from simulator.runs.running import start_run
 from simulator.simulation import completed
 

@@ -9,8 +9,7 @@ import pytest
 import muster
 from simulator.errors import RunError
 from simulator.runs.running import start_run
-from simulator.runs.sweep_file import read_sweep
-from simulator.runs.sweeping import means_over_seeds, run_sweep
+from simulator.runs.sweeping import means_over_seeds, read_sweep, run_sweep
 from simulator.simulation import simulate
 
 OPTIONS = '[options]\nmodel = "logreg"\nrounds = 2\ncohort = 3\nengine = "torch"\n'

@@ -12,8 +12,7 @@ import pytest
 from simulator.configuration import SimulationConfig
 from simulator.engines.workers.forked import ended_each
 from simulator.errors import RunError
-from simulator.runs.config_file import flat_of
-from simulator.runs.reading import read_run
+from simulator.runs.reading import flat_of, read_run
 from simulator.runs.running import resume_run, start_run
 from simulator.runs.trackers import MLflow, TensorBoard
 

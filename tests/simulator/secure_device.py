@@ -12,8 +12,7 @@ from device_runtime.config import DeviceConfig
 from device_runtime.permission.policy import Policy
 from device_runtime.session import run_session
 from device_runtime.trainer import InProcess
-from simulator.fleet.faults import EmulatedDevice, PlannedDeath, PlannedFailure, connect
-from simulator.fleet.recorder import Recorder
+from simulator.fleet.faults import EmulatedDevice, PlannedDeath, PlannedFailure, Recorder, connect
 
 BACKENDS["onnxruntime"]()
 

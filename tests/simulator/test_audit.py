@@ -12,9 +12,8 @@ from fedcore.privacy.matrices import matrix
 from fedcore.privacy.planning import Deployment, ways
 from fedcore.privacy.settings import Noise
 from muster.app import app
-from simulator.audit import Canaries, audit, estimate, lower_bound
+from simulator.audit import Canaries, accuracy_of, audit, estimate, lower_bound
 from simulator.configuration import PrivateTraining, SimulationConfig
-from simulator.cost_of_privacy import accuracy_of
 from simulator.errors import EngineError
 
 DELTA = 1e-5

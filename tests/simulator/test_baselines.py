@@ -19,13 +19,13 @@ from simulator.baselines.local_only import LocalOnly
 from simulator.baselines.method import LinearTraining
 from simulator.baselines.methods import METHODS
 from simulator.baselines.sparse_fsvrg import SparseFsvrg
-from simulator.cohorts import Cohorts
 from simulator.configuration import SimulationConfig
 from simulator.engine import Engine
 from simulator.engines.choice import Choice
 from simulator.engines.computing import Computing
 from simulator.errors import Diverged, EngineError
 from simulator.population import Population
+from simulator.private_training import Cohorts
 from simulator.simulation import simulate
 from simulator.training import EngineTraining
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from simulator import datasets
-from simulator.datasets.text import CHARACTERS, END, START, UNKNOWN, WINDOW, tokens, windows
+from simulator.datasets.bundled import CHARACTERS, END, START, UNKNOWN, WINDOW, tokens, windows
 from simulator.errors import DatasetError
 from simulator.population import Population
 

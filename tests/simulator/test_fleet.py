@@ -25,11 +25,10 @@ from muster.app import app
 from simulator import datasets
 from simulator.errors import FleetError
 from simulator.fleet.faults import EmulatedConditions, PlannedFailure
-from simulator.fleet.fleet import Fleet, FleetConfig, state_folder
+from simulator.fleet.fleet import Fleet, FleetConfig, FleetSummary, Session, state_folder
 from simulator.fleet.fork_server import Ended
 from simulator.fleet.fork_servers import HERE, fork_servers
 from simulator.fleet.profile import Kind, counted_kinds, equal_kinds
-from simulator.fleet.summary import FleetSummary, Session
 
 
 def processes():

@@ -9,12 +9,9 @@ from coordinator.errors import InvalidTask
 from simulator.errors import ForecastError
 from simulator.forecast.configuration import ForecastConfig
 from simulator.forecast.course import BINS_PER_OCTAVE
-from simulator.forecast.devices import Devices
+from simulator.forecast.devices import DAY_S, Devices, read_trace
 from simulator.forecast.forecast import forecast
-from simulator.forecast.starved import check_fills
-from simulator.forecast.stretches import DAY_S
-from simulator.forecast.traces import read_trace
-from simulator.forecast.twin import Twin
+from simulator.forecast.twin import Twin, check_fills
 
 PATIENT = {"goal": 50, "example_s": 10.0, "reporting_deadline_s": 7200.0, "step_s": 10.0}
 """Rounds that take an hour, so that a day has few of them, in coarse time."""

@@ -8,8 +8,8 @@ import pytest
 from coordinator.rules.pacing import Demand, together
 from simulator.errors import ForecastError
 from simulator.forecast.configuration import ForecastConfig
+from simulator.forecast.devices import DAY_S
 from simulator.forecast.forecast import forecast
-from simulator.forecast.stretches import DAY_S
 from simulator.forecast.twin import Twin
 
 CONFIG = ForecastConfig(devices=500, goal=10, example_s=10.0, reporting_deadline_s=7200.0, step_s=10.0)

@@ -9,8 +9,8 @@ from coordinator.errors import InvalidTask
 from coordinator.rules.task_settings import Secagg
 from secagg.session import SessionPhase
 from simulator.forecast.configuration import ForecastConfig
-from simulator.forecast.exchanges import Exchanges
-from simulator.forecast.stretches import DAY_S
+from simulator.forecast.course import Exchanges
+from simulator.forecast.devices import DAY_S
 from simulator.forecast.twin import Twin
 
 SECURE = {

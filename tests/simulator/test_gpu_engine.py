@@ -21,13 +21,10 @@ from simulator.client_states import ClientStates
 from simulator.configuration import SimulationConfig
 from simulator.engine import Engine, evaluate
 from simulator.engines import computing as computing_module
-from simulator.engines.clients import Client, dealt
-from simulator.engines.computing import Computing
+from simulator.engines.computing import Computing, OnGpu
 from simulator.engines.examples import Examples
-from simulator.engines.on_gpu import OnGpu
-from simulator.engines.recorded.cuda_graphs import padded
-from simulator.engines.recorded.program import Programs
-from simulator.engines.sums import RoundSums, layouts_of
+from simulator.engines.recorded.program import Programs, padded
+from simulator.engines.sums import Client, RoundSums, dealt, layouts_of
 from simulator.engines.vectorised import VectorisedTrainer
 from simulator.errors import EngineError
 from simulator.simulation import simulate, training_of

@@ -13,8 +13,8 @@ from fedcore.bundle import Bundle
 from muster.app import app
 from simulator import datasets
 from simulator.errors import BrowserMissing, FleetError, ProfileError
-from simulator.fleet import browsers, chromium
-from simulator.fleet import node as fleet_node
+from simulator.fleet import browsers
+from simulator.fleet import fork_servers as fleet_node
 from simulator.fleet.profile import Kind, counted_kinds
 from simulator.proofs.fleet_against_engine import rounding_error
 from tests.conformance.browser import served
@@ -32,7 +32,7 @@ def mixed(tmp_path, federate):
 
     def run(runtimes, secagg=None):
         try:
-            chromium.programs()
+            browsers.programs()
         except BrowserMissing as error:
             pytest.skip(str(error))
         page = build(tmp_path / "page")

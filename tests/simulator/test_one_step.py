@@ -10,8 +10,7 @@ from fedcore.algorithms import create
 from fedcore.algorithms.algorithm import trips_of
 from fedcore.algorithms.fed_avg import FedAvg
 from simulator.engine import Engine
-from simulator.engines.one_step import NotAffine, one_step
-from simulator.engines.oracle import CohortOracle
+from simulator.engines.oracle import CohortOracle, NotAffine, one_step
 from tests.fedcore.variants import VARIANTS
 from tests.simulator.reference import reference_round
 from tests.simulator.test_engine import uneven

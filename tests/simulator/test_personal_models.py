@@ -11,8 +11,8 @@ from simulator import datasets
 from simulator.configuration import SimulationConfig
 from simulator.engine import evaluate
 from simulator.errors import Diverged, EngineError
-from simulator.fine_tuning import FineTuning, fine_tuned
 from simulator.simulation import simulate, training_of
+from simulator.training import FineTuning, fine_tuned
 from tests.simulator.test_engine import uneven
 
 FEDREP = {"algorithm": "fedrep", "local": "3.*", "own_examples": True}

@@ -13,11 +13,10 @@ from fedcore.privacy.matrices import coefficients
 from fedcore.privacy.mechanisms import NoiseOfRounds
 from fedcore.privacy.settings import Noise
 from simulator import SimulationConfig, simulate
-from simulator.cohorts import Cohorts
 from simulator.configuration import PrivateTraining
 from simulator.datasets import load
 from simulator.errors import EngineError
-from simulator.private_training import PrivateSums, SimulatedPrivacy, promise_of
+from simulator.private_training import Cohorts, PrivateSums, SimulatedPrivacy, promise_of
 from simulator.runs.reading import read_run
 from simulator.runs.running import start_run
 

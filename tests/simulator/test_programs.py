@@ -9,9 +9,9 @@ from torch.nn import functional
 
 from simulator.engines.recorded import layout as layout_module
 from simulator.engines.recorded import program as program_module
+from simulator.engines.recorded.layout import writer_of
 from simulator.engines.recorded.program import Program, Programs, Workspace
 from simulator.engines.recorded.recording import record
-from simulator.engines.recorded.writers import writer_of
 
 CPU = torch.device("cpu")
 aten = torch.ops.aten

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from simulator import datasets
-from simulator.datasets.text import END, START, UNKNOWN, tokens
-from simulator.datasets.tf_example import example_class, fields_of
+from simulator.datasets.bundled import END, START, UNKNOWN, tokens
+from simulator.datasets.tff import example_class, fields_of
 from simulator.errors import DatasetError
 
 TABLES = """

@@ -20,11 +20,11 @@ from fedcore.codecs.compression import Compression
 from fedcore.errors import ReportError
 from fedcore.loss_counts import LOSS_COUNTS
 from fedcore.ranges import Range
-from simulator.cohorts import Cohorts
 from simulator.compressed import CompressedReports
 from simulator.engine import Engine
 from simulator.engines.sums import RoundSums, SumsLayout, layouts_of
-from simulator.masked_sums import MaskedSums
+from simulator.private_training import Cohorts
+from simulator.sums_of_rounds import MaskedSums
 from tests.simulator.test_engine import uneven
 
 FAR = Range(-0.5, 0.25, 20)

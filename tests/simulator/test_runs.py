@@ -15,8 +15,7 @@ import pytest
 from fedcore.schedule import ServerSchedule
 from simulator.configuration import SimulationConfig, to_config
 from simulator.errors import EngineError, ProcessDied, RunError, RunNotKept
-from simulator.runs.config_file import to_toml
-from simulator.runs.reading import read_metrics, read_result, read_run
+from simulator.runs.reading import read_metrics, read_result, read_run, to_toml
 from simulator.runs.running import resume_run, start_run
 from simulator.simulation import completed, simulate
 

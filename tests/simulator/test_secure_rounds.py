@@ -32,7 +32,7 @@ from fedcore.signing import SigningKey
 from secagg import packing
 from secagg.messages import SessionResult
 from simulator import datasets
-from simulator.fleet.recorder import Recording
+from simulator.fleet.faults import Recording
 from tests.coordinator.devices import speaking_to
 from tests.coordinator.fork_server import wait_until
 from tests.coordinator.test_secure_api import parties

@@ -6,10 +6,8 @@ import pytest
 from export.model import Model
 from export.models import load as load_model
 from fedcore.algorithms import create
-from simulator.datasets.quadratics import CURVATURE_SPREAD, minimum, quadratics
-from simulator.datasets.sparse_logistic import sparse_logistic
-from simulator.datasets.svmlight import svmlight
-from simulator.datasets.synthetic import synthetic
+from simulator.datasets.leaf import svmlight
+from simulator.datasets.synthetic import CURVATURE_SPREAD, minimum, quadratics, sparse_logistic, synthetic
 from simulator.engine import Engine
 from simulator.errors import DatasetError
 from simulator.population import Population

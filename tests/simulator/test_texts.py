@@ -16,12 +16,11 @@ from muster.asking import fields_in
 from research.pretrained_adapters import generated, tiny
 from simulator import datasets
 from simulator.configuration import SimulationConfig
-from simulator.datasets.shakespeare import MARKS
+from simulator.datasets.bundled import MARKS
 from simulator.errors import DatasetError
 from simulator.population import Population, as_bytes
-from simulator.questions import ask_population
+from simulator.questions import as_devices_hold, ask_population, with_tokens
 from simulator.simulation import Overrides, simulate
-from simulator.texts import as_devices_hold, with_tokens
 
 
 def said(users, client):

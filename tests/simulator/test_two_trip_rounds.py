@@ -15,11 +15,11 @@ from fedcore.bundle import Bundle
 from fedcore.errors import InvalidSetting
 from fedcore.schedule import ServerSchedule
 from simulator import datasets
-from simulator.cohorts import Cohorts
 from simulator.configuration import SimulationConfig
 from simulator.engine import Engine
 from simulator.engines.computing import Computing
 from simulator.fleet.fleet import Fleet, FleetConfig
+from simulator.private_training import Cohorts
 from simulator.proofs.fleet_against_engine import counted_cohort, rounding_error, worst_difference
 from simulator.simulation import simulate, training_of
 from tests.coordinator.fork_server import wait_until

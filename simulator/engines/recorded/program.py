@@ -1,4 +1,4 @@
-"""Programs: recordings with memory for every buffer, which can be run repeatedly.
+"""Programs: recordings with memory for every buffer, run again, on GPUs as CUDA graphs.
 
 Operators write into preallocated memory as far as they can, so a run allocates next to nothing.
 """
@@ -15,17 +15,54 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from simulator.engines.recorded.accumulation import accumulate
-from simulator.engines.recorded.biases import sum_for_biases
-from simulator.engines.recorded.cuda_graphs import Capture, Run
-from simulator.engines.recorded.layout import lay_out_parts, may_lie_in
-from simulator.engines.recorded.order import add_early
-from simulator.engines.recorded.pooling import pool_first
-from simulator.engines.recorded.products import multiply_by_onednn
+from simulator.engines.recorded.layout import lay_out_parts, may_lie_in, writer_of
 from simulator.engines.recorded.recording import Call, NotRecordable, Place, Recording, mapped, places, record
+from simulator.engines.recorded.rewrites import accumulate, add_early, multiply_by_onednn, pool_first, sum_for_biases
 from simulator.engines.recorded.trial import Before, agree
 from simulator.engines.recorded.winograd import differentiate_by_winograd
-from simulator.engines.recorded.writers import writer_of
+
+log = logging.getLogger(__name__)
+
+Run = Callable[[], dict[str, Tensor]]
+"""Runs a program on the present values of its arguments, in memory that stays; returns its outputs by name."""
+Capture = Callable[[Run], Run]
+"""Turns a run, which it may call once without effect, into a faster one with the same effect on the same memory."""
+
+
+class CudaGraphs:
+    """Captures runs on one GPU. The graphs share memory, as only one runs at a time."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device, self._pool = device, torch.cuda.graph_pool_handle()
+
+    def __call__(self, run: Run) -> Run:
+        """A replay of a run, or the run itself if it cannot be captured."""
+        graph = torch.cuda.CUDAGraph()
+        try:
+            with (
+                torch.cuda.device(self._device),
+                torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"),
+            ):
+                outputs = run()
+        except RuntimeError as error:
+            log.warning("a step runs without a CUDA graph, and slower: %s", str(error).partition("\n")[0])
+            return run
+
+        def replay() -> dict[str, Tensor]:
+            graph.replay()
+            return dict(outputs)
+
+        return replay
+
+
+def padded(active: int, clients: int) -> int:
+    """The number of clients that a step trains if `active` of `clients` have a batch left: at most a quarter more.
+
+    There are four such numbers between a power of two and the next, so captured graphs are reused.
+    """
+    unit = 1 << max(0, active.bit_length() - 3)
+    return min(-(-active // unit) * unit, clients)
+
 
 LOG = logging.getLogger(__name__)
 aten = torch.ops.aten

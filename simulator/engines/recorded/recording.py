@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from simulator.engines.recorded.random_state import RandomState
+from simulator.engines.recorded.trial import RandomState
 from simulator.errors import EngineError
 
 aten = torch.ops.aten

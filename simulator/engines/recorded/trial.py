@@ -1,4 +1,4 @@
-"""The trial of a program: its first run, compared with the function's results when it was recorded.
+"""The trial of a program: its first run, compared with the function, from the same random state.
 
 A fault in a recording makes a program read unwritten or wrong memory. The first shows as NaN, because the workspace is
 filled with it before; the second differs by about the size of the values. Rounding is a thousand times below the
@@ -12,7 +12,28 @@ from collections.abc import Iterable, Mapping
 import torch
 from torch import Tensor
 
-from simulator.engines.recorded.random_state import RandomState
+from export.python_state import drawn
+
+
+class RandomState:
+    """The state at the creation of this object."""
+
+    def __init__(self) -> None:
+        self._cpu, self._drawn = torch.get_rng_state(), drawn()
+        initialised = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+        self._gpus = torch.cuda.get_rng_state_all() if initialised else []
+
+    def put_back(self) -> None:
+        """Let torch repeat the numbers that it has drawn since."""
+        torch.set_rng_state(self._cpu)
+        if self._gpus:
+            torch.cuda.set_rng_state_all(self._gpus)
+
+    @property
+    def drawn_elsewhere(self) -> bool:
+        """Whether Python or NumPy has drawn numbers since."""
+        return drawn() != self._drawn
+
 
 # The allowed distance between a program's and its function's values, relative to the largest value, and absolute.
 CLOSE, TINY = 1e-4, 1e-6

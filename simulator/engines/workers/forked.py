@@ -1,4 +1,4 @@
-"""Forked processes: each shares all that is in memory here, computes with one thread, and answers over a pipe.
+"""Forked processes: they share all that is in memory, return blocks in order, and say why they failed.
 
 On Linux they end with the thread that forked them, however that ends.
 Where torch sees a GPU, the first gradient starts threads that a fork does not take along. From then on torch refuses
@@ -15,7 +15,7 @@ import os
 import signal
 import sys
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import TypeVar
@@ -23,13 +23,59 @@ from typing import TypeVar
 import msgspec
 import torch
 
-from export.errors import ExportError
+from export.errors import ExportError, reason
 from fedcore.decoding import decoder
 from simulator.engines.memory import keep_freed_memory
-from simulator.engines.workers.failure import Failure
 from simulator.errors import EngineError, ProcessDied
 
+
+class Failure(msgspec.Struct, frozen=True):
+    """What went wrong in another process, in words. of_model: with the user's model, as ExportError says."""
+
+    words: str
+    of_model: bool
+
+    @classmethod
+    def of(cls, error: Exception) -> Failure:
+        """Of whatever was raised; its kind is in the words where neither the engine nor the exporter raised it."""
+        ours = isinstance(error, (EngineError, ExportError))
+        return cls(str(error) if ours else reason(error), isinstance(error, ExportError))
+
+    def raised(self) -> EngineError | ExportError:
+        """The error to raise in this process."""
+        return ExportError(self.words) if self.of_model else EngineError(self.words)
+
+
 T = TypeVar("T")
+AHEAD = 2
+"""So many blocks for each worker are under way: the sums of one wait until those of all before it are added."""
+
+
+def in_order(
+    count: int,
+    workers: int,
+    idle: Collection[object],
+    start: Callable[[int], None],
+    ended: Callable[[], Iterable[tuple[int, T | None]]],
+) -> Iterator[T]:
+    """What each of `count` blocks ends with, in the order of the blocks; AHEAD · `workers` at most are under way.
+
+    idle: the workers that have nothing to do. start: gives one of them a block. ended: waits, and gives the blocks that
+    ended with what they ended with; None for one that has to be started again.
+    """
+    waiting, done = deque(range(count)), dict[int, T]()
+    for wanted in range(count):
+        while wanted not in done:
+            while idle and waiting and waiting[0] < wanted + AHEAD * workers:
+                start(waiting.popleft())
+            for block, end in ended():
+                if end is None:
+                    waiting.appendleft(block)
+                else:
+                    done[block] = end
+        yield done.pop(wanted)
+
+
 # <linux/prctl.h>: the signal that a process gets when the thread that started it ends.
 PR_SET_PDEATHSIG = 1
 

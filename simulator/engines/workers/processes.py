@@ -23,13 +23,10 @@ from torch import Tensor
 
 from fedcore.decoding import decoder
 from fedcore.plan import in_turn
-from simulator.engines.clients import Client, ClientTrainer
+from simulator.client_states import shared_zeros
 from simulator.engines.memory import keep_freed_memory
-from simulator.engines.sums import RoundSums, SumsLayout
-from simulator.engines.workers.failure import Failure
-from simulator.engines.workers.forked import Forked
-from simulator.engines.workers.in_order import AHEAD, in_order
-from simulator.shared_memory import shared_zeros
+from simulator.engines.sums import Client, ClientTrainer, RoundSums, SumsLayout
+from simulator.engines.workers.forked import AHEAD, Failure, Forked, in_order
 
 CPU_QUOTA = Path("/sys/fs/cgroup/cpu.max")
 Blocks = Sequence[Sequence[Client]]

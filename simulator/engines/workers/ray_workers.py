@@ -31,12 +31,10 @@ from fedcore.algorithms.algorithm import Algorithm
 from fedcore.params import Float32
 from fedcore.plan import in_turn
 from simulator.client_states import ClientStates
-from simulator.engines.clients import Client
 from simulator.engines.computing import Computing
 from simulator.engines.memory import keep_freed_memory
-from simulator.engines.sums import RoundSums, layouts_of
-from simulator.engines.workers.failure import Failure
-from simulator.engines.workers.in_order import in_order
+from simulator.engines.sums import Client, RoundSums, layouts_of
+from simulator.engines.workers.forked import Failure, in_order
 from simulator.engines.workers.processes import Blocks
 from simulator.errors import EngineError, ProcessDied
 from simulator.population import Population
