@@ -56,7 +56,7 @@ def test_the_site_has_the_help_of_every_command(pages):
     assert "--over-selection" in commands
 
 
-def test_the_site_has_every_setting_problem_operation_and_metric_of_the_service(pages):
+def test_the_site_has_every_setting_problem_operation_and_metric(pages):
     page = html.unescape(re.sub("<(?!/?td)[^>]+>", "", pages["docs/operations.html"])).replace("’", "'")
     cells = set(CELL.findall(page))
     for name, field in Settings.model_fields.items():

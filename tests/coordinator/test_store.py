@@ -234,9 +234,7 @@ def next_revision(tmp_path, monkeypatch):
     return folder
 
 
-def test_store_of_an_older_revision_is_refused_then_upgraded_and_goes_back(
-    store, database, register, desk, next_revision
-):
+def test_store_of_an_older_revision_is_refused_upgraded_and_goes_back(store, database, register, desk, next_revision):
     task = store.task(register())
     desk.turn()
     desk.assign("a", "b")  # rows that refer to the table that is made anew
