@@ -103,7 +103,7 @@ class Segment(msgspec.Struct, frozen=True):
     @property
     def coded_size(self) -> int:
         """Values that travel."""
-        return codecs.coded_sizes(self.codecs, self.size)[-1]
+        return codecs.coded_sizes(self.codecs, self.size)[-1] if self.codecs else self.size
 
 
 class ReportLayout(msgspec.Struct, frozen=True):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import logging
 import math
 import re
@@ -17,7 +18,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
-from starlette.types import Scope
+from starlette.types import Message, Scope
 
 from coordinator.api.authentication import demand_body
 from coordinator.errors import (
@@ -73,18 +74,25 @@ async def read_body(request: Request, limit: int) -> memoryview:
 
 async def read_hashed(request: Request, limit: int) -> tuple[memoryview, bytes]:
     """The whole body, in memory that is allocated once, and its SHA-256, computed as it comes. Raises TooLarge."""
-    body = Body(memory_of(_declared(request, limit) or limit))
-    await read_into(body, request, limit)
+    declared, first = _declared(request, limit), await request.receive()
+    data = first.get("body", b"")
+    if len(data) == declared > 0:  # small bodies come with their heads
+        return memoryview(data), hashlib.sha256(data).digest()
+    body = Body(memory_of(declared or limit))
+    await read_into(body, request, limit, first)
     return body.data, body.digest()
 
 
-async def read_into(body: Body, request: Request, limit: int) -> None:
-    """Receive a whole body into its memory of `limit` bytes. Raises TooLarge as soon as it is known to be larger."""
+async def read_into(body: Body, request: Request, limit: int, first: Message | None = None) -> None:
+    """Receive a whole body into its memory of `limit` bytes. Raises TooLarge as soon as it is known to be larger.
+
+    first: the message that was received already, if one was.
+    """
     declared, receive_into = _declared(request, limit), request.scope.get(RECEIVE_INTO)
     body.expect(declared or limit)
     more = True
     while more:
-        message = await request.receive()
+        message, first = first or await request.receive(), None
         if message["type"] == "http.disconnect":
             raise ClientDisconnect
         if not body.append(message.get("body", b"")):
