@@ -24,6 +24,8 @@ HEAD_FIELDS = 100
 """The most header fields of a request, and the most trailers."""
 _HOST = re.compile(rb"(\[[0-9a-f:.]+\]|[\w.~!$&'()*+,;=%-]+)(:\d*)?", re.ASCII | re.IGNORECASE)
 _ABSOLUTE = re.compile(rb"https?://([^/?#]*)(/[^?#]*)?(\?[^#]*)?", re.IGNORECASE)
+_HANDSHAKE = b"\x16\x03"
+"""How a TLS handshake begins, of any version."""
 _OTHER_VERSION = ("Invalid HTTP version", "Pause on PRI/Upgrade")
 """The parser's words about a version that it does not know, and about that of HTTP/2's preface."""
 
@@ -44,10 +46,12 @@ def too_large(target: bytes) -> RefusedRequest:
     )
 
 
-def refusal_of(error: httptools.HttpParserError) -> RefusedRequest:
-    """The refusal of what the parser cannot read, or of what one of its callbacks refused."""
+def refusal_of(error: httptools.HttpParserError, data: bytes) -> RefusedRequest:
+    """The refusal of `data` that the parser cannot read, or of what one of its callbacks refused."""
     if isinstance(error.__context__, RefusedRequest):
         return error.__context__
+    if data[:2] == _HANDSHAKE:
+        return RefusedRequest(HTTPStatus.BAD_REQUEST, "this is TLS, and the port speaks plain HTTP: use an http:// URL")
     if isinstance(error, httptools.HttpParserInvalidMethodError):
         return RefusedRequest(HTTPStatus.NOT_IMPLEMENTED, "unknown method")
     if str(error) in _OTHER_VERSION:
@@ -306,7 +310,7 @@ class Connection(HttpToolsProtocol, asyncio.BufferedProtocol):
         try:
             self._parse(data)
         except httptools.HttpParserError as error:
-            refusal = refusal_of(error)
+            refusal = refusal_of(error, data)
         if self._unparsed >= HEAD_BYTES or len(self.headers or ()) > HEAD_FIELDS:
             refusal = too_large(self.url)
         if refusal is not None:

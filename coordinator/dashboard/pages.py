@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import AsyncIterator
 from functools import partial
 from importlib.resources import files
@@ -40,6 +41,8 @@ from coordinator.store.records.records import Records
 from fedcore.algorithms.facts import facts_of
 from fedcore.bundle import decode_certificate
 
+_LOOK_S = 3600.0
+"""The page of an answer that is opened again and again leaves one entry of the audit log in so long."""
 _ALERTS = 100
 """Alerts on the overview."""
 _STATIC = {
@@ -61,6 +64,7 @@ class Pages:
         self._sessions = sessions
         self._renderer = renderer
         self._streams = streams
+        self._looked: dict[tuple[str, str], float] = {}
 
     def overview(self, request: Request, which: Asked) -> Response:
         """Alerts, and a page of tasks."""
@@ -75,9 +79,15 @@ class Pages:
         """One task: its round, its funnel, its learning curves, its history."""
         page = self._page(request, "task.html", partial(self._task, task, scale))
         token = self._sessions.visitor(request).token
-        if token is not None and page.status_code == 200 and self._asks(task):
+        if token is not None and page.status_code == 200 and self._asks(task) and self._is_news(token.id, task):
             self._store.note_read(token.signature, Action.ANSWER_READ, task)
         return page
+
+    def _is_news(self, token: str, task: str) -> bool:
+        """Whether the log does not say yet, of the last hour, that this token looked at the answer of a task."""
+        now = time.monotonic()
+        self._looked = {look: at for look, at in self._looked.items() if now < at + _LOOK_S}
+        return self._looked.setdefault((token, task), now) == now
 
     def _asks(self, task: str) -> bool:
         return kind_of(self._store.task(task).algorithm.name) == "question"

@@ -58,6 +58,13 @@ def test_the_audit_log_says_who_read_an_answer_wherever(store, served, asking):
     assert read == [("viewer loopback, token loopback", task)] * 3
 
 
+def test_a_page_that_is_opened_again_and_again_leaves_one_entry(store, served, asking):
+    tasks = [asking(labels()), asking(labels())]
+    for task in tasks * 3:
+        assert httpx2.get(f"{served.admin}/tasks/{task}").status_code == 200
+    assert [one.subject for one in store.audit(0) if one.action == "answer-read"] == tasks
+
+
 def test_answers_are_downloaded_as_csv_and_json(store, served, asking):
     question = labels()
     task = asking(question, goal=2)

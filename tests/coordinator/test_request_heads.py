@@ -128,6 +128,12 @@ REFUSED = {
 }
 
 
+def test_a_plain_port_says_that_it_is_spoken_to_in_tls(port):
+    statuses, answer = sent(port, b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(500))
+    assert statuses == [400]
+    assert b"this is TLS, and the port speaks plain HTTP" in answer
+
+
 @pytest.mark.parametrize(("status", "request_bytes"), REFUSED.values(), ids=REFUSED)
 def test_a_broken_request_is_answered_after_those_before_it(port, status, request_bytes):
     assert sent(port, request_bytes)[0] == [status]
