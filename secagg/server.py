@@ -351,7 +351,7 @@ class Server:
             position: Deliver(
                 shared, {peer: boxes[peer, position] for peer in self._neighbours[position] if peer in shared}
             ).encode(self._sid, self.parameters.n)
-            for position in shared
+            for position in self._going_on(shared)
         }
         return SessionPhase.OPENING, self._by_slot(messages)
 
@@ -360,8 +360,7 @@ class Server:
         opened = frozenset(self._accused)
         among = {position: accused & opened for position, accused in self._accused.items()}
         self._suspects = leave_out(among, self.parameters)
-        self._shared = opened - self._suspects
-        self._check_enough(self._shared)
+        self._shared = self._going_on(opened - self._suspects)
         self._masked = MaskedSum(no_words(packing.word_count(self._invite.segments)))
         message = Included(self._shared).encode(self._sid, self.parameters.n)
         return SessionPhase.UPLOADING, self._by_slot(dict.fromkeys(self._shared, message))
@@ -370,13 +369,7 @@ class Server:
         """M8."""
         self._alive = frozenset(self._masked.signatures)
         self._check_enough(self._alive)
-        for position in self._shared:
-            near = sum(peer in self._alive for peer in self._neighbours[position])
-            if (near or position in self._alive) and near < self.parameters.t:
-                raise BelowThreshold(
-                    f"position {position} has {near} neighbours left, of {self.parameters.t} that must reveal",
-                    [position],
-                )
+        self._check_recoverable(self._alive)
         self._digest = survivors_digest(self._shared, self._alive, self.parameters.n)
         message = Survivors(self._alive).encode(self._sid, self.parameters.n)
         then = SessionPhase.CONFIRMING if self._active else SessionPhase.REVEALING
@@ -384,8 +377,9 @@ class Server:
 
     def _pass_confirmations(self) -> tuple[SessionPhase, PhaseEnd]:
         """M10."""
-        messages = {}
-        for position in self._confirmed:
+        messages, going = {}, self._with_neighbours(frozenset(self._confirmed))
+        self._check_recoverable(going)
+        for position in going:
             peers = [peer for peer in self._neighbours[position] if peer in self._confirmed]
             signed = {peer: (self._digest, self._confirmed[peer]) for peer in peers[: self.parameters.t]}
             messages[position] = Confirmations(signed).encode(self._sid)
@@ -404,6 +398,29 @@ class Server:
 
     def _by_slot(self, messages: Mapping[int, bytes]) -> PhaseEnd:
         return PhaseEnd({self._slots[position]: message for position, message in messages.items()})
+
+    def _with_neighbours(self, positions: frozenset[int]) -> frozenset[int]:
+        """Those that have t neighbours among them: any other device refuses what comes next."""
+        near = {position: sum(peer in positions for peer in self._neighbours[position]) for position in positions}
+        return frozenset(position for position, count in near.items() if count >= self.parameters.t)
+
+    def _going_on(self, positions: frozenset[int]) -> frozenset[int]:
+        """Without those that have not t neighbours among the rest. Raises BelowThreshold where that is too few."""
+        while (rest := self._with_neighbours(positions)) != positions:
+            positions = rest
+        self._check_enough(positions)
+        return positions
+
+    def _check_recoverable(self, revealing: frozenset[int]) -> None:
+        """Raise BelowThreshold where a secret that the sum needs has fewer than t neighbours that can reveal it."""
+        for position in self._shared:
+            needed = position in self._alive or not self._alive.isdisjoint(self._neighbours[position])
+            near = sum(peer in revealing for peer in self._neighbours[position])
+            if needed and near < self.parameters.t:
+                raise BelowThreshold(
+                    f"position {position} has {near} neighbours left, of {self.parameters.t} that must reveal",
+                    [position],
+                )
 
     def _check_enough(self, positions: frozenset[int]) -> None:
         if len(positions) < self._invite.min_sum:

@@ -120,14 +120,22 @@ class Round(msgspec.Struct, frozen=True):
         return self.reported + self.outstanding
 
     @property
+    def timed_out(self) -> bool:
+        """Whether a deadline cut off all who could still report."""
+        return self.expired > 0 and not self.outstanding
+
+    @property
     def excused(self) -> bool:
-        """Whether it fell short of its minimum only by devices that vanished, or failed before: not by the plan."""
-        return self.assigned - self.failed >= self.policy.minimum
+        """Whether it fell short of its minimum only by devices that vanished, or failed before: not by the plan.
+
+        Not if all gave up or were late.
+        """
+        return self.assigned - self.failed >= self.policy.minimum and self.aborted + self.expired < self.assigned
 
     @property
     def unclear(self) -> bool:
         """Whether only further devices show if the plan can be run, as some of those that failed did so before."""
-        again = self.aborted + self.lost > self.failed + self.vanished
+        again = self.aborted + self.lost + self.expired > self.failed + self.vanished
         return again and self.excused and not self.proven and self.outstanding > 0
 
     def missing(self, now: float) -> int:
@@ -181,9 +189,13 @@ class Revealed:
 
 @dataclass(frozen=True, slots=True)
 class Summed:
-    """A secure aggregation came out over `devices`: all reports of the round at once."""
+    """A secure aggregation came out over `devices`: all reports of the round at once; 0 where too few were left.
+
+    proven: as of `Lost`.
+    """
 
     devices: int
+    proven: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,7 +219,10 @@ class Lost:
 
 @dataclass(frozen=True, slots=True)
 class Expired:
-    """The deadlines of `devices` assignments passed, in a buffered round. again: devices that failed there before."""
+    """The deadlines of `devices` assignments passed: in a buffered round, or in the phases of a secure aggregation.
+
+    again: how many of them failed before, in a buffered round in this very one.
+    """
 
     devices: int
     again: int = 0
@@ -318,8 +333,12 @@ def step(round_: Round, event: Event, now: float) -> Stepped:  # noqa: C901, PLR
             return replace(round_, reported=round_.reported + len(reports), expired=expired), ()
         case RoundState.REPORTING, Revealed():
             return replace(round_, deadline=math.inf), ()
-        case RoundState.REPORTING, Summed(devices) if devices <= round_.outstanding:
-            return _end_reporting(replace(round_, reported=devices))
+        case RoundState.REPORTING, Summed(devices, proven) if devices <= round_.outstanding:
+            return _end_reporting(replace(round_, reported=devices, proven=round_.proven or proven))
+        case RoundState.REPORTING, Expired(devices, again) if devices <= round_.outstanding:
+            # The aggregation knows whether enough are left.
+            expired, failed = round_.expired + devices, round_.failed + devices - again
+            return replace(round_, expired=expired, failed=failed), ()
         case RoundState.REPORTING, Aborted(again) if round_.outstanding > 0:
             return _collect(replace(round_, aborted=round_.aborted + 1, failed=round_.failed + (not again)), now)
         case RoundState.REPORTING, Lost(devices, proven, again) if devices <= round_.outstanding:
@@ -392,4 +411,4 @@ def _abandon(round_: Round, reason: str) -> Stepped:
 def _end_assignments(round_: Round) -> tuple[Effect, ...]:
     if round_.state is not RoundState.REPORTING:
         return ()
-    return (EndAssignments(AssignmentState.EXPIRED if round_.expired else AssignmentState.NOT_NEEDED),)
+    return (EndAssignments(AssignmentState.EXPIRED if round_.timed_out else AssignmentState.NOT_NEEDED),)

@@ -105,6 +105,13 @@ class Group:
         """The number of devices that the phase waits for, with those that have sent."""
         return len(self._due | self._sent)
 
+    @property
+    def missing(self) -> set[int]:
+        """The slots of devices that have not sent the message that is due, and are to blame for that."""
+        if self.over or self.unmasking:
+            return set()
+        return (self._due | self._silent) - self._sent - self.remote.dropped
+
     def waits_for(self, slot: int) -> bool:
         """Whether a message of this slot is wanted, now or later."""
         return slot in self._due or slot in self._silent

@@ -11,14 +11,17 @@ from coordinator.errors import Unavailable
 
 
 class RemoteUploads:
-    """The claims of one session, by slot. A report is in one sum only, since one replica at a time has the claim."""
+    """The claims of one session, by slot. A report is in one sum only, since one replica at a time has the claim.
+
+    dropped: the slots of reports that a replica was taking when its sum came, or was given up.
+    """
 
     def __init__(self) -> None:
         self._claims: dict[int, tuple[str, str]] = {}
         """Of reports that are not added yet: the replica that may add it, and the digest."""
         self._added: dict[str, dict[int, bytes]] = {}
         """By replica, the signatures of the reports that it has added."""
-        self._handed = set[str]()
+        self._handed, self.dropped = set[str](), set[int]()
 
     def claim(self, slot: int, replica: str, sha256: str) -> None:
         """Let a replica add the report of a slot. Raises Unavailable while another may, or after its hand-over."""
@@ -57,6 +60,7 @@ class RemoteUploads:
     def hand_over(self, replica: str) -> None:
         """The sum of a replica is here. What it was checking will be in none."""
         self._handed.add(replica)
+        self.dropped.update(slot for slot, (owner, _) in self._claims.items() if owner == replica)
         self.release(replica)
 
     def handed(self, replica: str) -> bool:

@@ -26,7 +26,7 @@ from coordinator.keys import Keys
 from coordinator.rules.masked_shares import MaskedShare
 from coordinator.rules.progress import UNMASKING
 from coordinator.rules.rounds import REPLACING_S, Abandon, Summed
-from coordinator.rules.states import LeftOut
+from coordinator.rules.states import AssignmentState, LeftOut
 from coordinator.secure.group import Executors, Group
 from coordinator.secure.terms import SecureRoundSettings
 from fedcore.masking import join_weight
@@ -86,7 +86,7 @@ class SecureRound:
         self._digests: dict[tuple[int, int], str] = {}
         self._outbox: dict[tuple[int, int], bytes] = {}
         self._listeners: dict[tuple[str, int], tuple[Future[Any], float]] = {}
-        self._lost, self._gave_up, self._lost_with_sums = set[int](), set[int](), set[int]()
+        self._lost, self._late, self._lost_with_sums = set[int](), set[int](), set[int]()
         self._sums_due_at = math.inf
         # The message after which a device joins no other attempt at the round.
         self._last_word = MessageType.MASKED if Invite.decode(lobby.invitation)[0].noisy else MessageType.UNMASK
@@ -133,6 +133,20 @@ class SecureRound:
 
     def _has_masked(self, slot: int) -> bool:
         return (slot, MessageType.MASKED) in self._digests or self._group_of[slot].remote.claimed(slot)
+
+    @property
+    def missing(self) -> dict[str, AssignmentState]:
+        """How assignments end that it goes on without, unless it may still count their masked reports."""
+        gone = dict.fromkeys(self._late, AssignmentState.EXPIRED) | dict.fromkeys(self._lost, AssignmentState.LOST)
+        if not gone:
+            return {}
+        return {name: gone[slot] for name, slot in self._seats.items() if slot in gone and not self._may_count(slot)}
+
+    def _may_count(self, slot: int) -> bool:
+        """Whether a masked report came of a slot that is, or may yet be, in a sum."""
+        if self.event is None:
+            return self._has_masked(slot)
+        return isinstance(self.event, Summed) and self.event.devices > 0 and slot in self._group_of[slot].in_sum
 
     @property
     def uploads(self) -> dict[str, str]:
@@ -280,18 +294,20 @@ class SecureRound:
 
     def leave(self, assignment: str) -> None:
         """Go on without a device, which said that it gives up."""
-        slot = self._seats[assignment]
-        self._group_of[slot].leave(slot)
-        self._gave_up.add(slot)
+        self._go_on_without(self._seats[assignment])
 
-    def lose(self, assignment: str, now: float) -> None:
-        """Go on without a device that vanished, or wait a little for another in its place if there are too few."""
-        slot = self._seats[assignment]
+    def _go_on_without(self, slot: int) -> None:
         if self._has_masked(slot):
             self._group_of[slot].pass_over(slot)
         else:
             self._group_of[slot].leave(slot)
-        self._lost.add(slot)
+
+    def lose(self, assignment: str, now: float) -> None:
+        """Go on without a device that vanished, or wait a little for another in its place if there are too few."""
+        slot = self._seats[assignment]
+        self._go_on_without(slot)
+        if slot not in self._late and not self._has_masked(slot):
+            self._lost.add(slot)
         if self.advertising and self._lobby.counted < self._settings.minimum:
             self._lobby.end_after(now + REPLACING_S)
 
@@ -299,6 +315,10 @@ class SecureRound:
         """End every phase that is due, take up every sum that was made, and answer devices that wait."""
         while self.event is None and self.ended_at is None and self._move(now):
             pass
+        if self.event is None and self.ended_at is None and now >= self._settings.deadline and not self.unmasking:
+            # Whoever had less than half of a phase to answer is not to blame.
+            self._note_missing(*(group for group in self._groups if group.is_due(now + self._settings.phase_s / 2)))
+            self.event = Summed(0, self.proven)
         waiting = self._listeners.items()
         self._listeners = {
             awaited: listener for awaited, listener in waiting if not self._answered(*awaited, *listener, now)
@@ -335,6 +355,9 @@ class SecureRound:
         return sum(group.counted for group in self._groups)
 
     def _close(self, group: Group, now: float) -> Mapping[int, bytes]:
+        # Whoever is not there when enough others are holds up nothing.
+        if group.phase is not SessionPhase.ADVERTISING or group.present < self._settings.goal:
+            self._note_missing(group)
         # What sums of other replicas took is a part of the next phase, so that all phases end in time.
         began = min(now, self._sums_due_at) if group.phase is SessionPhase.UPLOADING else now
         until = began + self._settings.phase_s
@@ -344,6 +367,9 @@ class SecureRound:
         self._groups = list(parts)
         self._group_of |= {slot: part for part, slots in parts.items() for slot in slots}
         return {slot: message for part in parts for slot, message in part.advance(until).items()}
+
+    def _note_missing(self, *groups: Group) -> None:
+        self._late |= set[int]().union(*(group.missing for group in groups)) - self._lost
 
     def _verdict(self) -> Summed | Abandon:
         devices = self._counted()
@@ -357,10 +383,7 @@ class SecureRound:
             return Abandon("culprits-known")
         if self._lost_with_sums:
             return Abandon("replica-lost")
-        stayed = len(self._seats) - len(self._gave_up)
-        if self.proven and self._lost and stayed >= self._settings.minimum:
-            return Abandon("devices-lost")
-        return Abandon("too-few-reports")
+        return Summed(0, self.proven)
 
     def _say(self, number: MessageType, messages: Mapping[int, bytes]) -> None:
         self._outbox |= {(slot, number): message for slot, message in messages.items()}

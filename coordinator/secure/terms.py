@@ -37,7 +37,8 @@ def invitation(
 class SecureRoundSettings:
     """Sizes and times of a round: fewer than `minimum` devices in all do not count, more than `group_size` are divided.
 
-    Training ends at `training_deadline`, or `phase_s` after `goal` devices came; every other phase after `phase_s`.
+    Training ends at `training_deadline`, or `phase_s` after `goal` devices came; every other phase after `phase_s`, and
+    all of them at `deadline`.
     """
 
     goal: int
@@ -45,10 +46,11 @@ class SecureRoundSettings:
     group_size: int
     training_deadline: float
     phase_s: float
+    deadline: float
 
     @classmethod
     def of(cls, secagg: Secagg | None, policy: RoundPolicy, deadline: float) -> SecureRoundSettings:
         """The settings of a round whose reporting deadline is this, on the driver's clock."""
         secagg = secagg or Secagg()
         training_deadline = deadline - PHASES_AFTER_TRAINING * secagg.phase_s
-        return cls(policy.goal, policy.minimum, secagg.group_size, training_deadline, secagg.phase_s)
+        return cls(policy.goal, policy.minimum, secagg.group_size, training_deadline, secagg.phase_s, deadline)

@@ -128,8 +128,8 @@ _AFTER = {
 class Exchanges:
     """The exchanges of one attempt at a round that must be over at `deadline`.
 
-    due: rows of the devices that are waited for; sent: of those that have answered. masked: rows of those whose masked
-    reports came, once that exchange is over.
+    due: rows of the devices that are waited for; sent: of those that have answered; late: of those that held up an
+    exchange. masked: rows of those whose masked reports came, once that exchange is over.
     """
 
     policy: RoundPolicy
@@ -139,7 +139,7 @@ class Exchanges:
     due: set[int] = field(default_factory=set)
     sent: set[int] = field(default_factory=set)
     masked: frozenset[int] = frozenset()
-    lost: int = 0
+    late: set[int] = field(default_factory=set)
     _until: float = math.inf
     _not_before: float = -math.inf
     _least: int = 0
@@ -168,7 +168,6 @@ class Exchanges:
     def leave(self, row: int, now: float, *, lost: bool) -> None:
         """Go on without a device, or wait a little for another in the place of one that was lost."""
         self.due.discard(row)
-        self.lost += lost
         if lost and self.advertising and len(self.due) < self.policy.minimum:
             self._not_before = now + REPLACING_S
 
@@ -187,6 +186,8 @@ class Exchanges:
     def go_on(self, now: float) -> list[int]:
         """End the exchange. Gives the rows that take part in the next one."""
         going = self.due & self.sent
+        if not self.advertising or len(self.sent) < self.policy.goal:
+            self.late |= self.due - self.sent
         if self.phase is SessionPhase.UPLOADING:
             self.masked = frozenset(going)
         if self.advertising and going:

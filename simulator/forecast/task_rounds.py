@@ -16,7 +16,6 @@ from coordinator.rules.participation import Participations
 from coordinator.rules.rounds import (
     FAILURES,
     HELD_UP,
-    Abandon,
     Aborted,
     Aggregated,
     Configured,
@@ -329,10 +328,9 @@ class TaskRounds:
         """End the exchanges that are over, and with the last one the round."""
         while (exchanges := self._exchanges) is not None and (exchanges.short or exchanges.ends(now)):
             going = [] if exchanges.short else exchanges.go_on(now)
+            self._expire(exchanges.late if exchanges.short else exchanges.late - exchanges.masked, now)
             if exchanges.short:
-                proven = exchanges.lost and self._running and self._running.attainable + self._running.lost
-                lost = proven and proven >= self.policy.minimum
-                self._step(Abandon("devices-lost" if lost else "too-few-reports"), now)
+                self._step(Summed(0), now)
             elif exchanges.phase is SessionPhase.OVER:
                 for row in sorted(exchanges.masked):
                     self._reported.append((row, 0))
@@ -341,6 +339,17 @@ class TaskRounds:
                 self._step(Summed(len(exchanges.masked)), now)
             else:
                 self._ask(going, exchanges.phase, now)
+
+    def _expire(self, late: Iterable[int], now: float) -> None:
+        """Go on without devices that were late in an exchange."""
+        rows = self._open.keys() & late
+        again = len(rows & self._unreliable.keys())
+        for row in rows:
+            self._finish(row, AssignmentState.EXPIRED, now)
+        if rows:
+            self._failing |= rows
+            self._note_unreliable(rows)
+            self._step(Expired(len(rows), again), now)
 
     def _ask(self, rows: list[int], phase: SessionPhase, now: float) -> None:
         """Let devices answer the next exchange, each in its time, unless it vanishes or leaves."""

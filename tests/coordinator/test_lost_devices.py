@@ -14,6 +14,8 @@ from tests.coordinator.conftest import states
 from tests.coordinator.test_secure import NAMES, PHASES, SECURE, Device, run, seat
 
 every_engine = pytest.mark.every_engine
+PATIENT = SECURE | {"secagg": replace(SECURE["secagg"], phase_s=30.0)}
+"""Where a device that vanishes is lost before its phase ends."""
 
 
 @pytest.mark.promise("Devices that vanish during a round do not hold it up")
@@ -146,7 +148,7 @@ def test_draining_coordinator_takes_nobody_for_lost(store, register, desk):
 @pytest.mark.promise("Devices that vanish during a round do not hold it up")
 @pytest.mark.parametrize("after", range(1, 6))
 def test_secure_round_goes_on_without_a_device_that_vanishes_in_any_phase(store, register, desk, after):
-    task = register(**SECURE | {"goal": 9, "minimum": 8, "selection_timeout_s": 600})
+    task = register(**PATIENT | {"goal": 9, "selection_timeout_s": 600})
     devices = seat(desk, [*NAMES, "d8"])
     run(devices, PHASES[:after])
     run(devices[1:], PHASES[after : after + 1])
@@ -160,7 +162,7 @@ def test_secure_round_goes_on_without_a_device_that_vanishes_in_any_phase(store,
 
 
 def test_silent_device_that_is_in_the_sum_is_heard_when_it_speaks_again(store, register, desk):
-    task = register(**SECURE | {"secagg": replace(SECURE["secagg"], phase_s=30.0)})
+    task = register(**PATIENT)
     devices = seat(desk)
     silent, slow, *others = devices
     run(devices, PHASES[:4])
@@ -171,6 +173,17 @@ def test_silent_device_that_is_in_the_sum_is_heard_when_it_speaks_again(store, r
     desk.turn()
     assert states(store, task) == [(1, 1, "committed", "")]
     assert all(device.result().summed for device in devices)
+
+
+def test_devices_that_vanish_before_they_reveal_are_late(store, register, desk):
+    task = register(**PATIENT)
+    devices = seat(desk)
+    run(devices, PHASES[:5])
+    run(devices[4:], PHASES[5:])
+    desk.live(8, *(one.given for one in devices[4:]))
+    assert states(store, task) == [(1, 1, "abandoned", "too-few-reports")]
+    late = {one.id for one in store.cohort(task, 1) if one.state is AssignmentState.EXPIRED}
+    assert late == {one.given.assignment for one in devices[:4]}
 
 
 @every_engine

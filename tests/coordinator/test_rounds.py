@@ -16,6 +16,7 @@ from coordinator.rules.rounds import (
     Aggregated,
     Configured,
     EndAssignments,
+    Expired,
     Lost,
     Release,
     Reported,
@@ -179,6 +180,25 @@ def test_attempt_fails_unless_some_reported_and_devices_only_vanished(events, re
     assert (reason in FAILURES) is (reason == "too-few-reports")
 
 
+@pytest.mark.parametrize(
+    ("events", "reason"),
+    [
+        ((Expired(9),), "devices-lost"),
+        ((Expired(10),), "too-few-reports"),
+        ((Expired(10, again=1),), "devices-lost"),
+        ((*[Aborted(again=True)] * 3, Expired(10, again=1)), "too-few-reports"),
+        ((Lost(4), Expired(9)), "devices-lost"),
+    ],
+    ids=["enough others", "too few others", "some were late before", "all failed", "vanished"],
+)
+def test_secure_attempt_fails_by_devices_that_are_late_for_the_first_time(events, reason):
+    late = after(reporting(13), *events)
+    assert late.state is RoundState.REPORTING
+    ended, effects = step(late, Summed(0), 10)
+    assert (ended.state, ended.reason) == (RoundState.ABANDONED, reason)
+    assert effects == (EndAssignments(AssignmentState.EXPIRED if late.timed_out else AssignmentState.NOT_NEEDED),)
+
+
 def test_report_at_the_deadline_is_not_taken():
     with pytest.raises(UnexpectedEvent, match="deadline 70"):
         step(reporting(), Reported(), 70)
@@ -214,6 +234,7 @@ EVENTS = st.one_of(
     st.builds(Configured, st.integers(0, 20)),
     st.builds(Summed, st.integers(0, 20)),
     st.builds(Lost, st.integers(0, 20), st.booleans()),
+    st.builds(Expired, st.integers(0, 20)),
     st.sampled_from([Reported(), Reported(), Reported(), Aborted(), Tick(), Aggregated()]),
 )
 

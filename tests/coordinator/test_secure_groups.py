@@ -94,6 +94,8 @@ def test_a_group_that_fails_does_not_sink_the_round(store, register, desk, phase
     np.testing.assert_allclose(store.checkpoint(task, 1)["params"], mean_of(lucky), atol=STEP)
     counted = {one.device for one in store.cohort(task, 1) if one.state is AssignmentState.REPORTED}
     assert len(counted) == store.rounds(task)[0].reported == 12
+    ended = Counter(one.state for one in store.cohort(task, 1))
+    assert (ended[AssignmentState.EXPIRED], ended[AssignmentState.NOT_NEEDED]) == (5, 7)
     assert all(device.result().summed for device in lucky)
 
 

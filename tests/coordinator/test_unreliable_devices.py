@@ -6,10 +6,12 @@ from contextlib import suppress
 
 import pytest
 
+from coordinator.driver.memory.loaded_task import unreliable_devices
 from coordinator.errors import NoLongerNeeded
 from coordinator.rules.states import TaskState
 from coordinator.rules.task_settings import Buffered
 from tests.coordinator.conftest import Desk, states
+from tests.coordinator.test_secure import LENIENT, PHASES, SECURE, run, seat
 
 pytestmark = pytest.mark.promise("If a third of the devices fail, tasks progress; if all do, they pause")
 
@@ -176,3 +178,73 @@ def test_in_mode_buffered_a_late_device_waits_for_the_others(store, register, de
     desk.turn()
     assert late.done()
     assert states(store, task)[0] == (1, 1, "committed", "")
+
+
+TEN = [f"d{number}" for number in range(10)]
+
+
+def unreliable(store, task):
+    """The devices that are unreliable by the rows, which any driver reads."""
+    with store.database.reading() as records:
+        return set(unreliable_devices(records, records.task(task)))
+
+
+def devices_of(store, task, seats):
+    ids = {seat.given.assignment for seat in seats}
+    return {one.device for one in store.cohort(task, 1) if one.id in ids}
+
+
+def fall_silent(store, desk, task, phase):
+    """Four of ten devices of a secure round are silent from a phase on; answers which."""
+    devices = seat(desk, TEN)
+    run(devices, PHASES[:phase])
+    run(devices[4:], PHASES[phase : phase + 1])
+    while not store.rounds(task)[0].state.ended:
+        desk.pass_time(600 if phase == 0 else 5)
+        with suppress(NoLongerNeeded, TypeError):
+            run(devices[4:], PHASES[phase + 1 :])
+    return devices_of(store, task, devices[:4])
+
+
+@every_engine
+@pytest.mark.parametrize("phase", [0, 2, 5])
+def test_another_replica_knows_who_fell_silent_in_a_secure_round(store, register, new_desk, phase):
+    task = register(**LENIENT | {"rounds": 2, "over_selection": 1.0})
+    first = new_desk()
+    silent = fall_silent(store, first, task, phase)
+    assert (unreliable(store, task), store.rounds(task)[0].reason) == (silent, "too-few-reports")
+    second = Desk(store, url="http://second", now=first.now)
+    first.driver.drain()
+    for one in (first, second):
+        one.pass_time(1)
+    again = {name: second.wait(name, seconds=1e9) for name in sorted(silent)}
+    others = [second.wait(f"other{number}") for number in range(10)]
+    assert all(one.done() for one in others)
+    assert not any(one.done() for one in again.values())
+
+
+def test_devices_that_more_than_enough_others_precede_stay_reliable(store, register, desk):
+    task = register(**SECURE | {"over_selection": 1.25, "rounds": 2})
+    devices = seat(desk, TEN)
+    run(devices[:8], PHASES[:1])
+    desk.pass_time(5)
+    run(devices[:8], PHASES[1:])
+    assert states(store, task)[0] == (1, 1, "committed", "")
+    assert unreliable(store, task) == set()
+
+
+@pytest.mark.parametrize("how", ["is cancelled", "loses its driver", "is past its deadline"])
+def test_devices_whose_secure_round_ends_otherwise_stay_reliable(store, register, new_desk, how):
+    task, desk = register(**LENIENT | {"over_selection": 1.0}), new_desk()
+    devices = seat(desk, TEN)
+    run(devices, PHASES[:2])
+    run(devices[1:], PHASES[2:3])
+    if how == "is cancelled":
+        store.cancel(task)
+        desk.pass_time(1)
+    elif how == "loses its driver":
+        new_desk()
+    else:
+        desk.pass_time(10_000)
+    assert store.rounds(task)[0].state.ended
+    assert unreliable(store, task) == (devices_of(store, task, devices[:1]) if "deadline" in how else set())

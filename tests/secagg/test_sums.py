@@ -229,3 +229,14 @@ def test_a_part_of_another_size_phase_or_device_is_refused_whole():
         with pytest.raises(error):
             cohort.server.merge(signatures, words)
     assert (cohort.server._masked.signatures, cohort.server._masked.words.any()) == ({}, False)
+
+
+def test_no_device_is_sent_what_it_would_refuse_for_want_of_neighbours():
+    """Of nine devices six must be neighbours of each; with six there each has five."""
+    silent = (10, 11, 12)
+    for stage in (1, 2, 3, 4):
+        cohort = Cohort(9)
+        gone = [silent if number == stage else () for number in range(6)]
+        with pytest.raises(BelowThreshold):
+            cohort.run(gone)
+        assert not cohort.revealed

@@ -16,7 +16,7 @@ from coordinator.rules.entities import Snapshot
 from coordinator.rules.rounds import Abandon, Event, Revealed, Round, Stepped, Tick, Waiting
 from coordinator.rules.selection import UNRELIABLE_ROUNDS
 from coordinator.rules.shared_sums import may_share
-from coordinator.rules.states import RoundState
+from coordinator.rules.states import LeftOut, RoundState
 from coordinator.secure.round import SecureRound
 from fedcore.codecs.codec import RoundKey
 from fedcore.plan import Plan
@@ -169,9 +169,10 @@ class OpenRounds:
             return running.devices
         return running.members if running.value.state is RoundState.SELECTING else frozenset()
 
-    def leave_out(self, task: str, devices: Iterable[str]) -> None:
-        """Draw these devices no more before the task's next round is committed."""
+    def leave_out(self, task: str, devices: Mapping[str, LeftOut]) -> None:
+        """Draw these devices no more before the task's next round is committed; suspects are unreliable after it."""
         self.left_out[task] = self.left_out.get(task, frozenset()).union(devices)
+        self.note_unreliable(task, [device for device, why in devices.items() if why is LeftOut.SUSPECTED])
 
     def note_unreliable(self, task: str, devices: Iterable[str]) -> None:
         """Devices held up an attempt at the task's next round without a report."""

@@ -11,7 +11,7 @@ from coordinator.driver.memory.open_rounds import OpenRound, OpenRounds
 from coordinator.driver.memory.recent_participation import ParticipationLimit
 from coordinator.driver.memory.sessions import Session, Sessions
 from coordinator.rules.selection import UNRELIABLE_ROUNDS, draw, drawable
-from coordinator.rules.states import RoundState
+from coordinator.rules.states import AssignmentState, RoundState
 from coordinator.secure.round import SecureRoundFactory
 
 
@@ -57,13 +57,17 @@ class Selector:
                 if task is not None and self._too_few(round_, now):
                     continue
                 event = rounds.next_event(round_, task, eligible, now)
-                if round_.after(event, now) != (round_.value, ()) or self.late(round_, now):
+                if round_.after(event, now) != (round_.value, ()) or self.missing(round_, now):
                     return True
         return task is not None and rounds.may_open(task, now) and bool(self.eligible(task, rounds, now))
 
-    def late(self, round_: OpenRound, now: float) -> list[str]:
-        """The assignments of a buffered round whose deadlines have passed; those of any other end with it."""
-        return self.sessions.late(round_.task.id, now) if round_.buffered else []
+    def missing(self, round_: OpenRound, now: float) -> dict[str, AssignmentState]:
+        """How open assignments end that a buffered or a secure round goes on without; those of others end with it."""
+        if round_.buffered:
+            return dict.fromkeys(self.sessions.late(round_.task.id, now), AssignmentState.EXPIRED)
+        gone = round_.secure.missing if round_.secure is not None and round_.reporting else {}
+        open_ = self.sessions.at_work(round_.task.id) if gone else {}
+        return {name: how for name, how in gone.items() if name in open_}
 
     def left_out(self, task: LoadedTask, rounds: OpenRounds, rounds_before: int) -> frozenset[str]:
         """The devices that a draw must pass by for what they did in an earlier attempt at its round."""

@@ -45,7 +45,7 @@ class EffectApplier:
             case RoundMoved(before, after):
                 self.metrics.round_moved(before.value, after, now - before.entered_at, now - before.opened_at)
                 if before.reporting and after.closed:
-                    late = after.expired and not before.buffered
+                    late = after.timed_out and not before.buffered
                     memory.sessions.end_assignments(before.task.id, "expired" if late else "not needed")
             case ReportsCounted(round_, vectors):
                 into = memory.sum_of(round_)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from typing import NamedTuple
@@ -33,7 +33,7 @@ from coordinator.rules.longest_updates import held_sum
 from coordinator.rules.private_sums import clip_of
 from coordinator.rules.robust_aggregation import KeptReports
 from coordinator.rules.rounds import Abandon, Aggregated, EndAssignments, Round
-from coordinator.rules.states import RoundState, TaskState
+from coordinator.rules.states import LeftOut, RoundState, TaskState
 from coordinator.store.database import STORE_FAILURES
 from coordinator.store.records.records import Records
 from coordinator.store.tasks import CoordinatorStore
@@ -52,13 +52,13 @@ class Outcome(NamedTuple):
     """How an attempt at a round ended.
 
     pause_s: for how many seconds the task must open no other, which is 0 but after failed attempts. left_out: the
-    devices that further attempts at the round must not draw. too_stale: assignments that ended with a buffered round.
-    successor: the round that takes over those that did not. at_work: which these are, if the round was abandoned.
+    devices that further attempts at the round must not draw, and why. too_stale: assignments that ended with a buffered
+    round. successor: the round that takes over those that did not. at_work: which these are, if it was abandoned.
     """
 
     value: Round
     pause_s: float = 0.0
-    left_out: frozenset[str] = frozenset()
+    left_out: Mapping[str, LeftOut] = {}
     too_stale: Sequence[AssignedDevice] = ()
     successor: OpenRound | None = None
     at_work: AbstractSet[str] | None = None

@@ -20,10 +20,15 @@ from fedcore.signing import SigningKey
 _LOG = logging.getLogger(__name__)
 
 
-def note_failing(round_: OpenRound, devices: Sequence[str], rounds: OpenRounds) -> tuple[OpenRound, int]:
-    """The round that knows which devices failed in it, and how many of these failed before."""
+def note_failing(
+    round_: OpenRound, devices: Sequence[str], rounds: OpenRounds, *, late: bool = False
+) -> tuple[OpenRound, int]:
+    """The round that knows which devices failed in it, and how many of these failed before.
+
+    late: they held it up, whatever comes of it.
+    """
     before = round_.failing if round_.buffered else rounds.unreliable.get(round_.task.id, {}).keys()
-    if round_.buffered:
+    if round_.buffered or late:
         rounds.note_unreliable(round_.task.id, devices)
     return replace(round_, failing=round_.failing.union(devices)), len(before & set(devices))
 

@@ -110,20 +110,10 @@ class Transaction:
         return answers
 
     def lose(self, lost: Mapping[int, Collection[str]]) -> None:
-        """Go on without lost devices whose assignments are still open; by round.
-
-        One whose masked report came stays: it is not needed for the sum any more, and took part in it.
-        """
-        touched = [round_ for round_ in self.rounds.running.values() if round_.id in lost and not round_.value.closed]
-        for opened in touched:
-            names = set(lost[opened.id]) - (opened.secure.masked if opened.secure else frozenset())
-            ended = self._end_some(opened, names, AssignmentState.LOST, "not heard of")
-            round_ = opened.doubted(self._now) if opened.shared and len(ended) < len(names) else opened
-            self.rounds.put(round_)
-            if ended:
-                proven = round_.secure is not None and round_.secure.proven
-                noted, again = note_failing(round_, ended, self.rounds)
-                self._step(noted, Lost(len(ended), proven, again))
+        """Go on without lost devices whose assignments are still open; by round. Secure rounds do so in `advance`."""
+        for round_ in list(self.rounds.running.values()):
+            if round_.id in lost and not round_.value.closed and round_.secure is None:
+                self._go_on_without(round_, lost[round_.id], AssignmentState.LOST)
 
     def advance(self, task_id: str, task: LoadedTask | None) -> None:
         """Open, move or end a task's rounds, as time and the waiting devices ask; with None the task is over."""
@@ -232,7 +222,7 @@ class Transaction:
             self._assignments[record.id] = replace(record, state=AssignmentState.ABORTED)
             self._end(round_, record, AssignmentState.ABORTED, reason)
             if reason == LeftOut.REVEALED.value:
-                self.rounds.leave_out(record.task, [record.device])
+                self.rounds.leave_out(record.task, {record.device: LeftOut.REVEALED})
             noted, again = note_failing(round_, [record.device], self.rounds)
             self._step(noted, Aborted(again=again > 0))
 
@@ -275,23 +265,31 @@ class Transaction:
             self._end(round_, assignment, state)
         return [assignment.device for assignment in ended]
 
+    def _go_on_without(self, round_: OpenRound, names: Collection[str], how: AssignmentState) -> None:
+        """End those of these assignments that are open, and step a round without their devices."""
+        late = how is AssignmentState.EXPIRED
+        ended = self._end_some(round_, names, how, "deadline passed" if late else "not heard of")
+        if round_.shared and len(ended) < len(names):
+            self.rounds.put(round_ := round_.doubted(self._now))
+        if ended:
+            noted, again = note_failing(round_, ended, self.rounds, late=late)
+            proven = round_.secure is not None and round_.secure.proven
+            self._step(noted, Expired(len(ended), again) if late else Lost(len(ended), proven, again))
+
     # --- rounds
 
     def _advance(self, round_: OpenRound, task: LoadedTask | None) -> None:
-        late = self._selector.late(round_, self._now)
-        ended = self._end_some(round_, late, AssignmentState.EXPIRED, "deadline passed") if late else []
-        if len(ended) < len(late):
-            self.rounds.put(round_ := round_.doubted(self._now))
-        if ended:
-            noted, again = note_failing(round_, ended, self.rounds)
-            self._step(noted, Expired(len(ended), again))
-            if round_.task.id not in self.rounds.running:
-                return
-            round_ = self.rounds.running[round_.task.id]
+        missing = self._selector.missing(round_, self._now)
+        for state in (AssignmentState.EXPIRED, AssignmentState.LOST):  # the first ends no secure round
+            if names := [name for name, how in missing.items() if how is state]:
+                self._go_on_without(round_, names, state)
+                if round_.task.id not in self.rounds.running:
+                    return
+                round_ = self.rounds.running[round_.task.id]
         if task is not None and (round_.value.state is RoundState.SELECTING or round_.draws_more(self._now)):
             task = as_it_stands(self._records, task)
         event = self.rounds.next_event(round_, task, self._candidates, self._now)
-        if isinstance(event, Summed):
+        if isinstance(event, Summed) and event.devices:
             self._count_masked(round_)
         if isinstance(event, Tick) and not round_.buffered and self._now >= round_.value.deadline:
             open_ = self._records.cohorts.at_work(round_.task.id, round_.numbers)

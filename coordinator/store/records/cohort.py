@@ -79,15 +79,15 @@ class CohortRecords(WithinTransaction):
     def unreliable_devices(self, task_id: str, since: int, *, buffered: bool) -> dict[str, int]:
         """Devices that brought no report to round `since` or later, nor one after it, and the number of the last such.
 
-        Of rounds that draw a cohort, only those count which such devices ended: of any other they held up nothing.
+        In rounds that draw a cohort, those that gave up or were lost count only where they ended the round: of any
+        other they held up nothing.
         """
-        silent: ColumnElement[bool] = ASSIGNMENTS.c.state.in_(
-            (AssignmentState.ABORTED, AssignmentState.LOST, AssignmentState.EXPIRED)
-        )
+        silent: ColumnElement[bool] = ASSIGNMENTS.c.state.in_((AssignmentState.ABORTED, AssignmentState.LOST))
         if not buffered:
             of_round = (TRANSITIONS.c.entity == "round") & (TRANSITIONS.c.entity_id == cast(ROUNDS.c.id, String))
             ends = (TRANSITIONS.c.from_state == RoundState.REPORTING) & TRANSITIONS.c.cause.in_(sorted(HELD_UP))
             silent = silent & select(TRANSITIONS.c.id).where(of_round & ends).exists()
+        silent |= (ASSIGNMENTS.c.state == AssignmentState.EXPIRED) | (ASSIGNMENTS.c.reason == LeftOut.SUSPECTED)
         reported = ASSIGNMENTS.c.state == AssignmentState.REPORTED
         last, again = (func.max(case((how, ROUNDS.c.id), else_=0)) for how in (silent, reported))
         query = select(ASSIGNMENTS.c.device, func.max(case((silent, ROUNDS.c.number)))).join(ROUNDS)

@@ -338,12 +338,12 @@ class Records(WithinTransaction):
         self._transitions("assignment", [device.id for device in ended], AssignmentState.ASSIGNED, to, cause)
         return ended
 
-    def leave_out(self, reasons: Mapping[str, LeftOut]) -> frozenset[str]:
-        """Leave devices out of further attempts at a round, by assignment, each for a reason; answers which devices."""
+    def leave_out(self, reasons: Mapping[str, LeftOut]) -> dict[str, LeftOut]:
+        """Leave devices out of further attempts at a round, by assignment, each for a reason; answers it by device."""
         for reason in LeftOut:
             for some in slices([assignment for assignment, why in reasons.items() if why is reason]):
                 self._connection.execute(update(ASSIGNMENTS).where(ASSIGNMENTS.c.id.in_(some)).values(reason=reason))
-        return frozenset(assignment.device for assignment in self.assignments(reasons).values())
+        return {one.device: reasons[one.id] for one in self.assignments(reasons).values()}
 
     def left_out(self, task_id: str, number: int) -> frozenset[str]:
         """The devices that are left out of further attempts at round `number`."""
