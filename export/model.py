@@ -301,9 +301,12 @@ class Model:
         """
         values = self.measure(tensors, batch, mask, noise)
         single = [(value.detach() * mask).sum() for name, value in values.items() if isinstance(name, str)]
-        # A product, as ExecuTorch adds up rows as their mean, times their number: whole sums would not stay whole.
+        # In float64, as float32 would round with each of thousands of rows. ExecuTorch's sum in float32 is the mean,
+        # times the number of rows: whole sums would not stay whole.
         several = [
-            (mask[None] @ value.detach()).squeeze(0) for name, value in values.items() if not isinstance(name, str)
+            (value.detach() * mask[:, None]).double().sum(0).to(mask.dtype)
+            for name, value in values.items()
+            if not isinstance(name, str)
         ]
         sums = torch.stack([mask.sum(), *single])
         sums = torch.cat([sums, *several]) if several else sums

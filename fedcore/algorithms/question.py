@@ -11,6 +11,9 @@ statistics from sums alone. With S the sums over a device's rows of what the gra
 The model holds n and T as two float32 numbers each, h + l with h the next multiple of 2²⁴ towards 0, so that whole
 numbers are exact to 2⁴⁸. Devices receive zeros instead: what others answered is none of their business.
 
+Sums of real numbers grow in stages, which float32 rounds as often as a few dozen steps, however many there are: every
+32 steps a stage is added to the next one, and begins again.
+
 Traps: without bounds a device whose sum of whole numbers passes 2³⁶ gives up, as its report is not finite. Under noise
 every block is divided by the norm that one device's block has at most, lest the largest take the whole clip; the server
 multiplies it again. Answers of several rounds add up: a device that takes part in two of them counts twice.
@@ -19,7 +22,8 @@ multiplies it again. Answers of several rounds add up: a device that takes part 
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+import operator
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Protocol, cast
 
@@ -39,7 +43,9 @@ if TYPE_CHECKING:
 QUESTION = "question"
 """The family of algorithms that ask devices for statistics, and the name of the only one that takes any question."""
 AUTO = "auto"
-PASS, CELLS = "ask", "c"
+PASS, CELLS, STEPS = "ask", "c", "steps"
+SPAN = 32
+"""The steps of a stage."""
 _HALF, _FAR, _WIDEST = 2.0**24, 1e38, 1e29
 _decoded = functools.lru_cache(maxsize=8)(Question.decode)
 _COUNTED = Question.decode(
@@ -93,15 +99,19 @@ class Ask:
     @property
     def passes(self) -> tuple[Pass, ...]:
         asked = self.asked
-        places = rows_of(asked)
+        places, staged = rows_of(asked), _staged(asked)
 
         def begin(received: Broadcast) -> Carry:
             # The answer is longer than what it is made of.
-            return {name: 0.0 * received["params"][..., : where.stop - where.start] for name, where in places.items()}
+            sizes = {name: where.stop - where.start for name, where in places.items()}
+            sizes |= {stage: sizes[stages[0]] for stages in staged for stage in stages}
+            sizes |= dict.fromkeys([STEPS] if staged else [], 1)
+            return {name: 0.0 * received["params"][..., :size] for name, size in sizes.items()}
 
         def step(carry: Carry, received: Broadcast, measure: Measure) -> Carry:
             cells_R = measure(received["params"])[..., 2:]
-            return _in_words(asked, {name: carry[name] + cells_R[..., where] for name, where in places.items()})
+            sums = {name: carry[name] + cells_R[..., where] for name, where in places.items()}
+            return _in_words(asked, _in_stages(staged, carry, sums))
 
         # One batch of a shuffled sweep is a draw without replacement.
         most = asked.most_rows
@@ -141,7 +151,7 @@ class Ask:
                     high = high / indicator(abs(high) <= _HALF, high)
                 report |= zip(asked.vectors(block), (low, high), strict=True)
                 continue
-            S = sums[block.of]
+            S = functools.reduce(operator.add, (sums[stage] for stage in _stages(block.of) if stage in sums))
             if block.kind == "any":
                 S = indicator(S > 0.5, S)
             if block.kind == "bins":
@@ -210,6 +220,30 @@ def rows_of(asked: Question) -> dict[str, slice]:
 def cells_of(asked: Question) -> tuple[str, ...]:
     """The names of the row numbers, as metrics of the model."""
     return tuple(f"{CELLS}{index}" for index in range(asked.row_numbers))
+
+
+def _stages(name: str) -> tuple[str, ...]:
+    """The names of the stages of a sum, of which the first takes every step's numbers."""
+    return name, f"{name}_of_{SPAN}", f"{name}_of_{SPAN**2}"
+
+
+def _staged(asked: Question) -> list[tuple[str, ...]]:
+    """The stages of all rows of real numbers that are added up in many steps."""
+    real = {one.of: _stages(one.of) for one in asked.blocks if one.kind == "sum" and not one.whole}
+    words = {rows.name for rows in asked.rows if rows.words}
+    return [stages for name, stages in real.items() if name not in words and asked.most_rows is None]
+
+
+def _in_stages(staged: Sequence[tuple[str, ...]], carry: Carry, sums: Carry) -> Carry:
+    """The same sums, in stages."""
+    if not staged:
+        return sums
+    steps = carry[STEPS] + 1.0
+    full = [indicator(steps // period * period >= steps, steps) for period in (SPAN, SPAN**2)]
+    for stages in staged:
+        for lower, upper, moves in zip(stages, stages[1:], full, strict=False):
+            sums |= {upper: carry[upper] + moves * sums[lower], lower: (1.0 - moves) * sums[lower]}
+    return {**sums, STEPS: steps}
 
 
 def _in_words(asked: Question, sums: Carry) -> Carry:
