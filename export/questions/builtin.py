@@ -7,9 +7,9 @@
     normaliser x       mean and standard deviation, of each element or of all, as the inputs of a model need them
     correlation x y    Pearson's correlation of two fields
 
-Of a field that is an array every element counts. NaN is NULL, which is in no bin and no mean, as are labels that are
-ignored and what fills a text's tokens. Bytes in a row may be a text with zeros behind it, and are asked about only
-within bounds. What bounds a device's part of an answer is in `export.questions.draft`.
+Of a field that is an array every element counts. NaN and infinity are NULL, which is in no bin and no mean, as are
+labels that are ignored and what fills a text's tokens. Bytes in a row may be a text with zeros behind it, and are asked
+about only within bounds. What bounds a device's part of an answer is in `export.questions.draft`.
 
 In words, options are KEY=VALUE, two values with a comma between, and the end is that of SQL:
 
@@ -178,7 +178,9 @@ def _labels(asked: BuiltIn, terms: Terms, measured: Sequence[Measured]) -> Asked
     if not of.whole:
         raise QuestionError(f"{of.field.name} holds real numbers, which have no values to count: ask for its histogram")
     low, high = of.bounds
-    bins = Bins.between(of, _few_enough(of, int(high - low) + 1, 3 if terms.secure else 2, "ask for its histogram"))
+    bins = Bins.between(
+        of, _few_enough(of, int(high - low) + 1, 3 if terms.secure or of.elements > 1 else 2, "ask for its histogram")
+    )
     draft = Draft(terms)
     columns = (Column(of.field.name, Group(0)), *_counted(draft, bins))
     text = f"How many examples have each value of {of.field.name}, {low:g} to {high:g}, and how many devices?"

@@ -20,7 +20,7 @@ from export.questions.asked import Asked
 from export.questions.measured import Fields
 from fedcore.errors import QuestionError
 from fedcore.plan import Field
-from fedcore.questions.question import Block, Cell, Column, Key, Question, Rows
+from fedcore.questions.question import WORD, Block, Cell, Column, Key, Question, Rows
 
 RowNumbers: TypeAlias = Callable[[Fields], Tensor]
 """Fields of B rows to (B, size) float32."""
@@ -88,8 +88,8 @@ class Draft:
         if terms.private and most is None:
             terms.need_rows()
         high = most if terms.most_rows is None or most is not None else terms.most_rows * each
-        if terms.secure and not terms.private and (high is None or high > COUNTED):
-            self._add(Rows(name, size, words=True), lambda fields: torch.cat([n := number(fields), 0.0 * n], 1))
+        if not terms.private and (terms.secure or each > 1) and (high is None or high > COUNTED):
+            self._add(Rows(name, size, words=True), lambda fields: _in_words(number(fields)))
         else:
             self._add(Rows(name, size), number)
         norm = high * math.sqrt(size if apart else 1) if terms.private and high is not None else 1.0
@@ -154,3 +154,9 @@ class Draft:
         self.rows.append(rows)
         self.numbers.append(number)
         return rows
+
+
+def _in_words(numbers: Tensor) -> Tensor:
+    """The low and the high word of whole numbers from 0."""
+    high = torch.floor_divide(numbers, WORD)
+    return torch.cat([numbers - WORD * high, high], 1)

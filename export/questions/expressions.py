@@ -17,6 +17,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 import torch
 from torch import Tensor
 
+from export.questions.measured import LARGEST_FLOAT, check_type
 from export.questions.terms import MOST_EXACT
 from fedcore.errors import QuestionError
 from fedcore.plan import Field
@@ -26,7 +27,6 @@ Kind: TypeAlias = Literal["null", "truth", "whole", "real", "either", "text"]
 """truth: 0 or 1. either: whole in some rows and real in others, as in CASE WHEN y THEN 1 ELSE 2.5 END; a real here."""
 FAR = 1e300
 """Real numbers are held to this, so that arithmetic with them stays finite."""
-_LARGEST_FLOAT = float(torch.finfo(torch.float32).max)
 
 
 class Numbers(NamedTuple):
@@ -112,7 +112,7 @@ def literal(value: Literals) -> Expression:
         return Expression("text", 0, 0, False, lambda batch: Numbers(batch.constant(zero), None), (value,))
     kind: Kind = "real" if isinstance(value, float) else "whole"
     if not abs(value) <= (FAR if kind == "real" else MOST_EXACT):
-        raise QuestionError("this constant is too large: whole numbers are exact to 2^53")
+        raise QuestionError("this constant is too large: whole numbers are exact to 2^53, real ones reach 10^300")
     number = torch.tensor(value, dtype=torch.float64 if kind == "real" else torch.int64)
     return Expression(kind, value, value, False, lambda batch: Numbers(batch.constant(number), None), (value,))
 
@@ -128,6 +128,7 @@ def field_of(item: Field) -> Expression:
             f"`muster ask normaliser {item.name}` for its mean, `muster ask histogram {item.name}`, or, of words in "
             f"uint8, `muster ask heavy-hitters {item.name}`"
         )
+    check_type(item)
     if item.dtype == "float32":
         return Expression("real", -math.inf, math.inf, True, lambda batch: _finite(batch.fields[item.name]))
     if item.high is None:
@@ -145,7 +146,7 @@ def field_of(item: Field) -> Expression:
 
 
 def _finite(numbers: Tensor) -> Numbers:
-    valid = numbers.abs() <= _LARGEST_FLOAT
+    valid = numbers.abs() <= LARGEST_FLOAT
     return Numbers(torch.where(valid, numbers, 0.0).to(torch.float64), valid)
 
 

@@ -8,18 +8,19 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, get_args
 
 import torch
 from torch import Tensor
 
 from fedcore.errors import QuestionError
 from fedcore.names import offered
-from fedcore.plan import Field
+from fedcore.plan import Dtype, Field
 
 Fields = Mapping[str, Tensor]
 LARGEST_STEP = 1 << 18
 """The most comparisons of one row: a phone holds those of a whole batch at once."""
+LARGEST_FLOAT = float(torch.finfo(torch.float32).max)
 MOST_EXACT = 1 << 53
 """Whole numbers to here are exact in float64, in which answers are read."""
 
@@ -29,7 +30,15 @@ def field_of(name: str, fields: Sequence[Field]) -> Field:
     found = {field.name: field for field in fields}
     if name not in found:
         raise QuestionError(f"no field is called {name!r}; {offered(name, found)}")
+    check_type(found[name])
     return found[name]
+
+
+def check_type(field: Field) -> None:
+    """Raise QuestionError for a field of a type that no device has, as data sets may have some."""
+    kinds = get_args(Dtype)
+    if field.dtype not in kinds:
+        raise QuestionError(f"{field.name} is {field.dtype}; make it one of {', '.join(kinds)}, which devices hold")
 
 
 def smallest(fields: Sequence[Field]) -> Field:
@@ -110,7 +119,7 @@ class Measured(NamedTuple):
         values = values.long() if self.whole else values
         if self.full:
             return values, torch.ones_like(values, dtype=torch.bool)
-        valid = values.ne(self.field.absent or 0) if self.whole else ~torch.isnan(values)
+        valid = values.ne(self.field.absent or 0) if self.whole else values.abs() <= LARGEST_FLOAT
         return torch.where(valid, values, torch.zeros_like(values)), valid
 
     def units(self, fields: Fields) -> tuple[Tensor, Tensor]:

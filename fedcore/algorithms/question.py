@@ -14,9 +14,10 @@ numbers are exact to 2⁴⁸. Devices receive zeros instead: what others answere
 Sums of real numbers grow in stages, which float32 rounds as often as a few dozen steps, however many there are: every
 32 steps a stage is added to the next one, and begins again.
 
-Traps: without bounds a device whose sum of whole numbers passes 2³⁶ gives up, as its report is not finite. Under noise
-every block is divided by the norm that one device's block has at most, lest the largest take the whole clip; the server
-multiplies it again. Answers of several rounds add up: a device that takes part in two of them counts twice.
+Traps: without bounds a device whose sum of whole numbers passes 2³⁶, or whose count passes 2²⁴, gives up, as its report
+is not finite. Under noise every block is divided by the norm that one device's block has at most, lest the largest take
+the whole clip; the server multiplies it again. Answers of several rounds add up: a device that takes part in two of
+them counts twice.
 """
 
 from __future__ import annotations
@@ -147,9 +148,8 @@ class Ask:
         for block in asked.blocks:
             if len(asked.vectors(block)) == 2:
                 low, high = (sums[word] for word in words_of(block.of))
-                if block.high is None:  # beyond what float32 counts, infinity: the device gives up
-                    high = high / indicator(abs(high) <= _HALF, high)
-                report |= zip(asked.vectors(block), (low, high), strict=True)
+                words = low, _counted(high) if block.high is None else high
+                report |= zip(asked.vectors(block), words, strict=True)
                 continue
             S = functools.reduce(operator.add, (sums[stage] for stage in _stages(block.of) if stage in sums))
             if block.kind == "any":
@@ -158,6 +158,8 @@ class Ask:
                 edges = broadcast[f"edges_{block.name}"]
                 S = indicator(edges[..., :-1] <= S, S) * (edges[..., 1:] > S)
             S = _held(S, block.low, block.high)
+            if block.kind == "sum" and block.whole and block.high is None:
+                S = _counted(S)
             report[block.name] = S / block.norm if asked.private else S
         return report
 
@@ -252,6 +254,11 @@ def _in_words(asked: Question, sums: Carry) -> Carry:
         over = sums[low] // WORD
         sums |= {low: sums[low] - WORD * over, high: sums[high] + over}
     return sums
+
+
+def _counted(values: Vector) -> Vector:
+    """Whole numbers; beyond what float32 counts, infinity or none: the device gives up."""
+    return values / indicator(abs(values) <= _HALF, values)
 
 
 def _held(values: Vector, low: float | None, high: float | None) -> Vector:

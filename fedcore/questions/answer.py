@@ -53,10 +53,21 @@ class Answer(NamedTuple):
                 frame[f"{name} ±"] = errors
         return frame
 
+    def shown(self) -> list[tuple[Any, ...]]:
+        """The rows for people: six digits of real numbers, and ± behind numbers that have noise."""
+        errors = self.errors or [(None,) * len(self.columns)] * len(self.rows)
+        return [tuple(map(_shown, row, beside)) for row, beside in zip(self.rows, errors, strict=True)]
+
     def _repr_html_(self) -> str:
         from fedcore.notebook import table_of  # devices show no tables
 
-        return table_of(self.columns, self.rows)
+        return table_of(self.columns, self.shown())
+
+
+def _shown(value: Any, error: float | None) -> Any:
+    if error is None or value is None:
+        return f"{value:.6g}" if isinstance(value, float) else value
+    return f"{value:.6g} ± {error:.2g}"
 
 
 class _Sums(NamedTuple):

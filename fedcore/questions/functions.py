@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from fractions import Fraction
 from itertools import accumulate
 from typing import Any, TypeAlias
 
@@ -137,10 +138,15 @@ def _least(counts: Sequence[float], wanted: float, values: Sequence[Scalar]) -> 
     return next((value for count, value in zip(counts, values, strict=True) if count >= wanted), None)
 
 
+def _wanted(share: float, total: float) -> float:
+    """How many of so many a share is, which is meant as it is written: 0.07 of 100 are 7, in float64 a little more."""
+    return float(Fraction(repr(share)) * Fraction(total))
+
+
 def _least_with_share(counts: Sequence[float], share: float, values: Sequence[Scalar]) -> Scalar:
     """The first value up to which a share of all lies; NULL of none. Counts that noise made negative are 0."""
     below = list(accumulate(max(count, 0.0) for count in counts))
-    wanted = share * below[-1]
+    wanted = _wanted(share, below[-1])
     found = zip(counts, below, values, strict=True)
     return next((value for count, so_far, value in found if count > 0 and so_far >= wanted), None)
 
@@ -153,7 +159,7 @@ def _quantile(counts: Sequence[float], share: float, edges: Sequence[float]) -> 
     below = list(accumulate((max(count, 0.0) for count in counts), initial=0.0))
     if below[-1] <= 0:
         return None
-    wanted = share * below[-1]
+    wanted = _wanted(share, below[-1])
     index = next(index for index in range(len(counts)) if below[index + 1] >= wanted and counts[index] > 0)
     part = (wanted - below[index]) / (below[index + 1] - below[index])
     return edges[index] + max(part, 0.0) * (edges[index + 1] - edges[index])
@@ -162,7 +168,7 @@ def _quantile(counts: Sequence[float], share: float, edges: Sequence[float]) -> 
 def _quantile_of_values(counts: Sequence[float], share: float, values: Sequence[Scalar]) -> Scalar:
     """The first of these values that a share of all are no larger than; NULL of none. Counts as in `_quantile`."""
     below = list(accumulate(max(count, 0.0) for count in counts))
-    return None if below[-1] <= 0 else _least(below, share * below[-1], values)
+    return None if below[-1] <= 0 else _least(below, _wanted(share, below[-1]), values)
 
 
 FUNCTIONS: Mapping[str, Function] = {

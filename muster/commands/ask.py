@@ -96,21 +96,8 @@ class Outlet(NamedTuple):
             }
             emit(msgspec.to_builtins(facts))
         elif self.table != STANDARD_OUTPUT:
-            show_table(answer.columns, with_errors(answer))
+            show_table(answer.columns, answer.shown())
         remark(f"{_counted(answer.devices, 'device')} answered{_hidden(answer)}{so_far}")
-
-
-def with_errors(answer: Answer) -> list[tuple[Any, ...]]:
-    """The rows, with ± behind numbers that have noise."""
-    if answer.errors is None:
-        return [tuple(row) for row in answer.rows]
-    return [
-        tuple(
-            value if error is None or value is None else f"{value:.6g} ± {error:.2g}"
-            for value, error in zip(row, errors, strict=True)
-        )
-        for row, errors in zip(answer.rows, answer.errors, strict=True)
-    ]
 
 
 def _hidden(answer: Answer) -> str:

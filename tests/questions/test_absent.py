@@ -83,6 +83,25 @@ def test_whole_numbers_below_0_have_no_known_range():
     assert shown(["sizes"], fields, users)[0][3:] == (2, 1.0)
 
 
+def test_infinity_is_null_in_sql_and_by_name():
+    users = Population.of(["a"], [{"x": np.array([1, np.inf, -np.inf, np.nan, 3], np.float32)}])
+    fields = fields_in(users, "a data set")
+    assert shown(["SELECT COUNT(x) FROM examples"], fields, users) == ((2,),)
+    assert [row[:3] for row in shown(["histogram", "x", "low=0", "high=4", "bins=2"], fields, users)] == [
+        (0.0, 2.0, 1),
+        (2.0, 4.0, 1),
+    ]
+    assert shown(["normaliser", "x", "low=0", "high=4"], fields, users) == (("x", None, 2.0, 1.0, 2),)
+
+
+@pytest.mark.parametrize("words", ["SELECT SUM(t) FROM examples", "labels t", "heavy-hitters t"])
+def test_a_field_of_a_type_that_no_device_has_is_refused_by_it(words):
+    users = Population(("a", "b"), {"t": np.array([0.5, 7])}, np.arange(3))
+    asked = [words] if words.startswith("SELECT") else words.split()
+    with pytest.raises(QuestionError, match="t is float64; make it one of float32, int64"):
+        shown(asked, fields_in(users, "a data set"), users)
+
+
 @pytest.mark.parametrize("form", ["onnx", "executorch"])
 def test_graphs_leave_out_what_is_ignored(form, request):
     from device_runtime.backends.executorch import ExecuTorch

@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from fedcore.errors import QuestionError
-from fedcore.questions.answer import answer, check_columns
+from fedcore.questions.answer import Answer, answer, check_columns
 from fedcore.questions.functions import FUNCTIONS
 from fedcore.questions.question import Block, Call, Cell, Column, Group, Key, Number, Order, Question, Rows, Shown
 
@@ -43,6 +43,13 @@ def test_an_answer_is_a_table_of_groups_with_enough_devices():
         (None, 7, 3 + 4096 * 2**20, (3 + 4096 * 2**20) / 7),
     )
     assert (found.devices, found.hidden, found.errors) == (9, 1, None)
+
+
+def test_people_are_shown_six_digits_and_how_far_noise_moves_them():
+    found = Answer(("n", "mean"), ((12_345_678, 1999.625), (None, 0.25)), 9, 0)
+    assert found.shown() == [(12_345_678, "1999.62"), (None, "0.25")]
+    assert found._replace(errors=((2.0, 0.5), (None, None))).shown()[0] == ("1.23457e+07 ± 2", "1999.62 ± 0.5")
+    assert "<td>1999.62</td>" in found._repr_html_()
 
 
 def test_rows_are_sorted_with_null_first_and_cut_off():
@@ -100,6 +107,9 @@ def test_errors_hold_the_truth_in_95_of_100_answers():
         ("least", ((0, 2, 5), 3, (10, 20, 30)), 30),
         ("greatest", ((5, 2, 0), 3, (10, 20, 30)), 10),
         ("quantile", ((10, 0, 10), 0.5, (0.0, 1.0, 2.0, 3.0)), 1.0),
+        ("quantile", ((7, 0, 93), 0.07, (0.0, 1.0, 2.0, 3.0)), 1.0),
+        ("quantile_of_values", ([1] * 100, 0.07, tuple(range(100))), 6),
+        ("least_with_share", ([1] * 100, 0.55, tuple(range(100))), 54),
         ("quantile", ((0, -3), 0.5, (0.0, 1.0, 2.0)), None),
         ("correlation", (3, 6, 6, 14, 14, 14), 1.0),
     ],

@@ -15,7 +15,7 @@ from export.questions import sums
 from export.questions.builtin import BuiltIn, compile_built_in
 from export.questions.sql import compile_sql
 from export.trial import TOLERANCE
-from fedcore.algorithms.question import Ask
+from fedcore.algorithms.question import Ask, rows_of
 from fedcore.errors import QuestionError
 from fedcore.plan import Field
 from simulator.population import Population
@@ -157,6 +157,27 @@ def test_sums_of_real_numbers_are_certified():
     model, algorithm = Model(question.spec()), question.algorithm()
     plan, blobs = build_plan(model, algorithm, ("onnx",))
     assert certify(model, algorithm, plan, blobs).formats["onnx"].tolerance == TOLERANCE
+
+
+def test_elements_of_large_arrays_are_counted_exactly():
+    """A device has more of them than float32 counts to, by odd numbers."""
+    users = Population.of(["a"], [{"image": np.ones((259, 255, 257), np.uint8)}])
+    fields, count = [Field("image", "uint8", (255, 257), 2)], 259 * 255 * 257
+    for words, column in [(("labels",), 1), (("histogram",), 2), (("normaliser", True), 4)]:
+        question = BuiltIn(words[0], ("image",), overall=len(words) > 1)
+        rows = ask_population(compile_built_in(question, fields, minimum_devices=1), users).rows
+        assert [row[column] for row in rows] == [count], words
+
+
+def test_a_device_with_more_rows_than_float32_counts_gives_up():
+    question = asked(f"SELECT COUNT(*), SUM(y > 2) {END}").question
+    trip, size = Ask(question=question.encode()), 2 * (1 + sum(question.block_sizes.values()))
+    broadcast = trip.broadcast(trip.init(np.zeros(size, np.float32)))
+    for rows, finite in [(2.0**24, True), (2.0**24 + 2, False)]:
+        carry = dict.fromkeys(rows_of(question), np.array([rows], np.float32))
+        with np.errstate(divide="ignore"):
+            report = trip.report(broadcast, {"ask": carry})
+        assert all(np.isfinite(vector).all() for vector in report.values()) == finite
 
 
 LARGE = asked(
