@@ -23,6 +23,7 @@ deviation that rounding could make up, less than a 128th of the mean's distance 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -32,7 +33,7 @@ import torch
 from torch import Tensor
 
 from export.questions.asked import Asked
-from export.questions.draft import VOTERS, Draft, RowNumbers, Terms, without_rows_clause
+from export.questions.draft import VOTERS, Draft, RowNumbers, Terms, among, without_rows_clause
 from export.questions.measured import Bins, Fields, Measured, field_of, smallest
 from fedcore.errors import QuestionError
 from fedcore.names import offered
@@ -218,12 +219,23 @@ def _counted(draft: Draft, bins: Bins) -> tuple[Column, ...]:
 def _quantiles(asked: BuiltIn, terms: Terms, measured: Sequence[Measured]) -> Asked:
     """Quantiles of bins. Under noise there is no least and no greatest value: a few devices have them, by nature."""
     (of,) = measured
-    bins = Bins.between(of, _few_enough(of, FINE_BINS if asked.bins is None else asked.bins, 3, "ask for fewer bins"))
+    hidden, count = terms.minimum_devices > 1 and not terms.private, FINE_BINS if asked.bins is None else asked.bins
+    bins = Bins.between(of, _few_enough(of, count, 5 if hidden else 3, "ask for fewer bins"))
     draft, number = Draft(terms), bins.counts
     counts = draft.counts("counts", bins.count, number, of.elements)
     begins, ends = (Number(tuple(each)) for each in zip(*bins.ends, strict=True))
     read, places = ("quantile_of_values", begins) if bins.single else ("quantile", Number(bins.edges))
-    columns = [Column(f"p{percent}", Call(read, (counts, Number(percent / 100), places))) for percent in PERCENTILES]
+    shares = [Number(percent / 100) for percent in PERCENTILES]
+    found = [Call(read, (counts, share, places)) for share in shares]
+    if hidden:
+        sides = [
+            draft.devices(name, bins.count, functools.partial(number, within=within), of.elements)
+            for name, within in (("up_to", torch.ge), ("from_on", torch.le))
+        ]
+        found = [
+            among(terms.minimum_devices, one, counts, share, sides) for one, share in zip(found, shares, strict=True)
+        ]
+    columns = [Column(f"p{percent}", one) for percent, one in zip(PERCENTILES, found, strict=True)]
     if not terms.private:
         seen = draft.devices("seen", bins.count, number, of.elements)
         least, greatest = (

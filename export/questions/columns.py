@@ -5,7 +5,7 @@
     VARIANCE    (Σk² − (Σk)² / n) / (n − 1), exactly, of a whole number k: x less the middle of its range, and of a real
                 x the nearest of 2⁵³ steps of its range, lest both sums be large and near
     MIN(x)      the least value that minimum_devices have, as a group needs them to be shown
-    quantiles   from bins
+    quantiles   from bins, where as many devices have a value in the quantile's bin or below, and in it or above
 
 Under noise a mean is of x less the middle of its range too, as the norm is smaller; and a sum of no rows is noise, not
 NULL, as nobody can tell. Without noise an aggregate is NULL where fewer than minimum_devices contribute to a piece of
@@ -23,6 +23,7 @@ from torch import Tensor
 
 from export.questions.arithmetic import edges_of
 from export.questions.contributors import Contributors
+from export.questions.draft import among
 from export.questions.expressions import Expression, Kind, as_real, derived, literal
 from export.questions.operators import OPERATORS
 from export.questions.scalars import Scalars
@@ -275,8 +276,13 @@ class Columns:
         else:
             all_edges = tuple(edges_of(number.low, number.high + number.whole, BINS))
             function, edges, given = "quantile", all_edges[1:-1], Number(all_edges)
-        counts = Cell(self._sums.bins(aggregate.condition, Bins(number, edges), devices=False))
-        return Shown(Call(function, (counts, Number(share.value), given)), "whole" if few else "real")
+        bins, condition = Bins(number, edges), aggregate.condition
+        counts, wanted = Cell(self._sums.bins(condition, bins, devices=False)), Number(share.value)
+        found = Call(function, (counts, wanted, given))
+        if self._minimum_devices > 1 and not self._sums.bounds.private:
+            sides = [Cell(self._sums.bins(condition, bins, devices=True, within=one)) for one in (torch.ge, torch.le)]
+            found = among(self._minimum_devices, found, counts, wanted, sides)
+        return Shown(found, "whole" if few else "real")
 
     def _check_bins(self, bins: int, what: str) -> None:
         groups = self._sums.groups.number

@@ -20,7 +20,7 @@ from export.questions.asked import Asked
 from export.questions.measured import Fields
 from fedcore.errors import QuestionError
 from fedcore.plan import Field
-from fedcore.questions.question import WORD, Block, Cell, Column, Key, Question, Rows
+from fedcore.questions.question import WORD, Block, Call, Cell, Column, Key, Number, Question, Rows, Value
 
 RowNumbers: TypeAlias = Callable[[Fields], Tensor]
 """Fields of B rows to (B, size) float32."""
@@ -154,6 +154,15 @@ class Draft:
         self.rows.append(rows)
         self.numbers.append(number)
         return rows
+
+
+def among(least: int, found: Value, counts: Value, share: Value, sides: Sequence[Value]) -> Call:
+    """A quantile where at least so many devices have a value up to its bin, and from it on.
+
+    sides: the numbers of these devices, by bin, each.
+    """
+    devices = [Call("coalesce", (Call("least_with_share", (counts, share, side)), Number(0))) for side in sides]
+    return Call("if_each", (found, Number(least), *devices))
 
 
 def _in_words(numbers: Tensor) -> Tensor:

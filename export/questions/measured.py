@@ -6,7 +6,7 @@ Shapes: B rows, E elements of a field in a row, G groups.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, get_args
 
@@ -194,8 +194,8 @@ class Bins:
         below, above = (None, self.edges[0] - less), (self.edges[-1], None)
         return (below, *inner, above) if self.outside else inner
 
-    def counts(self, fields: Fields) -> Tensor:
-        """How many values of each row are in each bin, (B, G)."""
+    def counts(self, fields: Fields, within: Callable[[Tensor, Tensor], Tensor] = torch.eq) -> Tensor:
+        """How many values of each row are in each bin, (B, G). within: compares a bin with a value's."""
         values, valid = self.of.numbers(fields)
         edges = torch.tensor(self.edges, dtype=values.dtype)
         place = (values[..., None] >= edges[:-1]).sum(-1) + (
@@ -203,5 +203,5 @@ class Bins:
         ).long()
         if not self.outside:
             place = place.clamp(1, self.inner) - 1
-        place = torch.where(valid, place, torch.full_like(place, -1))
-        return (place[..., None] == torch.arange(self.count)).to(torch.float32).sum(1)
+        found = within(torch.arange(self.count), place[..., None])
+        return torch.logical_and(found, valid[..., None]).to(torch.float32).sum(1)

@@ -62,6 +62,7 @@ class Bins(NamedTuple):
 Made = TypeVar("Made")
 Compute = Callable[[Batch, Tensor], Tensor]
 """(batch, ones (B, G) of the rows in each group) -> (B, size)"""
+Compare = Callable[[Tensor, Tensor], Tensor]
 
 
 @dataclass(slots=True)
@@ -124,11 +125,11 @@ class Sums:
         cell = Cell(self._summed("sum", rows, ends, True))
         return cell if len(parts) == 1 else Call("joined", (Number(shifts), cell))
 
-    def bins(self, condition: Expression | None, bins: Bins, devices: bool) -> str:
-        """The block of the rows, or the devices that have rows, in each bin."""
+    def bins(self, condition: Expression | None, bins: Bins, devices: bool, within: Compare = torch.eq) -> str:
+        """The block of the rows, or the devices that have rows, in each bin. within: compares a bin with a row's."""
         included = self._rows_with(condition, self._known(bins.number))
         size = self.groups.number * (len(bins.edges) + 1)
-        rows = self._row("bins", (bins, included), size, _binning(bins, included))
+        rows = self._row("bins", (bins, included, within), size, _binning(bins, included, within))
         return self._ones("values", rows) if devices else self._summed("bins", rows, (0, 1), whole=True)
 
     def numbers(self, fields: Mapping[str, Tensor]) -> Tensor:
@@ -283,14 +284,14 @@ def _words(values: Tensor) -> Sequence[Tensor]:
     return values - high * WORD, high
 
 
-def _binning(bins: Bins, included: Expression | None) -> Compute:
+def _binning(bins: Bins, included: Expression | None, within: Compare) -> Compute:
     edges = torch.tensor(bins.edges, dtype=torch.float64)
     places = torch.arange(len(bins.edges) + 1, dtype=torch.float32)
 
     def compute(batch: Batch, ones: Tensor) -> Tensor:
         values = batch.rows(batch.of(bins.number).values).to(torch.float64)
         place = (values.unsqueeze(-1) >= batch.constant(edges)).to(torch.float32).sum(-1, keepdim=True)
-        within = (place == batch.constant(places)).to(torch.float32)
-        return (_of(included, batch, ones).unsqueeze(-1) * within.unsqueeze(-2)).flatten(1)
+        found = within(batch.constant(places), place).to(torch.float32)
+        return (_of(included, batch, ones).unsqueeze(-1) * found.unsqueeze(-2)).flatten(1)
 
     return compute

@@ -140,12 +140,13 @@ def test_quantiles_of_few_whole_values_are_values(users):
     assert found.rows[0] == (0, *expected, 3, y.size)
 
 
-def test_the_least_and_greatest_values_are_those_of_enough_devices():
+@pytest.mark.parametrize("secure", [False, True])
+def test_least_and_greatest_values_and_quantiles_are_those_of_enough_devices(secure):
     shards = [{"y": np.full(3, label, np.uint8)} for label in (0, 1, 1, 1, 2, 2, 4)]
     users = Population.of(list("abcdefg"), shards, 5)
-    made = compile_built_in(BuiltIn("quantiles", ("y",)), FIELDS[-1:], minimum_devices=2)
-    found = ask_population(made, users)
-    assert (found.rows[0][0], found.rows[0][6]) == (1, 2)
+    quantiles = BuiltIn("quantiles", ("y",), most_rows=3 if secure else None)
+    made = compile_built_in(quantiles, FIELDS[-1:], minimum_devices=2, secure=secure)
+    assert ask_population(made, users).rows == ((1, None, 1, 1, 2, None, 2, 21),)
 
 
 @pytest.mark.parametrize("offset", [0.0, 10_000.0])

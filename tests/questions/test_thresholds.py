@@ -1,11 +1,18 @@
 """Whatever few devices have is not in an answer without noise, whichever way the query picks their rows."""
 
+import math
+
 import numpy as np
 import pytest
 
+from device_runtime.backends.executorch import ExecuTorch
+from device_runtime.backends.onnxruntime import OnnxRuntime
 from export.questions.sql import compile_sql
 from fedcore.plan import Field
+from tests.questions import pooled
+from tests.questions.graphs import planned
 from tests.questions.pooled import answered
+from tests.questions.test_sql_against_sqlite import on
 
 FIELDS = (
     Field("p", "uint8", (), 10),
@@ -204,3 +211,35 @@ def test_what_weights_pick_is_not_hidden():
     for x in (15, 55):
         ((((found,),), _),) = told("SELECT SUM(1.0 * x / (1 + 1e9 * ABS(p - 7))) FROM examples", held(x))
         assert found == pytest.approx(x, abs=1e-3)
+
+
+@pytest.mark.parametrize("form", [None, "onnx", "executorch"])
+def test_a_quantile_has_enough_devices_on_both_sides(form, request):
+    if form == "executorch":
+        request.getfixturevalue("executorch")
+    source, shares = np.random.default_rng(4), (0, 0.05, 0.3, 0.5, 0.8, 0.97, 1)
+    columns = ", ".join(f"APPROX_QUANTILE(x, {share})" for share in shares)
+    where = "FROM examples WHERE p < 8 GROUP BY flag"
+    asked = compile_sql(f"SELECT {columns} {where}", FIELDS, minimum_devices=LEAST)
+    rows = [
+        {
+            "p": source.integers(0, 10, count).astype(np.uint8),
+            "flag": source.integers(0, 2, count).astype(np.uint8),
+            "x": source.integers(0, 100, count).astype(np.int32),
+            "y": np.zeros(count, np.uint8),
+        }
+        for count in (9, 14, 3, 11, 8)
+    ]  # fmt: skip
+    backend = {"onnx": OnnxRuntime, "executorch": ExecuTorch}.get(form)
+    reports = backend and on(backend())(*planned(asked, form), rows)
+    found = pooled.told(asked, reports) if reports else answered(asked, rows)
+    for flag, row in enumerate(found.rows):
+        of = [device["x"][(device["p"] < 8) & (device["flag"] == flag)] for device in rows]
+        values, expected = np.sort(np.concatenate(of)), []
+        for share in shares:
+            value = values[max(math.ceil(share * len(values)) - 1, 0)]
+            sides = sum((x <= value).any() for x in of), sum((x >= value).any() for x in of)
+            expected.append(int(value) if min(sides) >= LEAST else None)
+        assert list(row) == expected
+        assert None in expected
+        assert any(value is not None for value in expected)
