@@ -16,19 +16,22 @@ JS := device_runtime/js
 NODE_IS_NEW := node $(JS)/node-is-new.cjs 2>/dev/null
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test js page docs check format migration notebooks lock sbom clean
+.PHONY: help install demo test test-all js page docs check format migration notebooks lock sbom clean
 
 help: ## list the targets
-	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
 
 install: $(INSTALLED) ## make .venv and install Muster with everything that development needs
 
 demo: $(DEMO) ## train on handwritten digits: a real coordinator, emulated devices, a table of results
 	$(BIN)/muster demo $(ARGS)
 
-test: $(INSTALLED) ## run all tests
+test: $(INSTALLED) ## run the tests, without those that take long
 	@$(if $(ARGS),,if $(NODE_IS_NEW); then $(MAKE) --no-print-directory js; else echo 'skipped: make js, which needs Node 22.18 or newer'; fi)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 --dist worksteal $(ARGS)
+
+test-all: ## run all tests, for hours
+	$(MAKE) test ARGS="-m '' $(or $(ARGS),tests)"
 
 js: $(JS)/node_modules/.package-lock.json ## check and test the device runtime in TypeScript, with Node 22.18 or newer
 	cd $(JS) && npm run --silent check && npm test --silent

@@ -6,18 +6,12 @@ The other fields are for tests. Nothing heavy is imported here: the command line
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Annotated, Literal
 
 from typer import Option
 
 from muster.options.simulate import Data
 
-Dataset = Annotated[str, Option(help="Data set whose users' examples the devices hold.")]
-Devices = Annotated[int, Option(min=10, help="Number of devices; every round selects all.")]
-Rounds = Annotated[int, Option(min=1, help="Rounds to complete.")]
-Seed = Annotated[int, Option(help="Seed of the fleet, of the model and of the task.")]
-Size = Annotated[int, Option(min=1, help="Values in a report.")]
 Models = Annotated[list[str] | None, Option("--model", help="A built-in model; may be repeated.  [default: all]")]
 
 
@@ -31,32 +25,6 @@ class DemoOptions:
     """
 
     rounds: Annotated[int, Option(min=1, help="Rounds per algorithm.")] = 25
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KeystoneOptions:
-    """Fleet against engine, for every algorithm.
-
-    A fleet of device processes over HTTP and the engine train on the same cohorts. The figure is the distance of their
-    models, relative to the movement in training. Every algorithm that devices run has its default settings. The exit
-    code is 1 when two models differ by more than round-off, or in secure rounds by more than their rounding. A model
-    that differs by more is trained again in the engine with other rounding: its own distance is the sensitivity, and
-    the fleet may be five times as far. All algorithms on both models take about three minutes on two cores.
-    """
-
-    algorithms: Annotated[
-        list[str] | None, Option("--algorithm", help="An algorithm; may be repeated.  [default: all]")
-    ] = None
-    models: Annotated[
-        list[str] | None, Option("--model", help="A model of images; may be repeated.  [default: digits_cnn, mlp]")
-    ] = None
-    rounds: Annotated[int, Option(min=1, help="Rounds of each algorithm; of both trips, where it has two.")] = 3
-    devices: Annotated[int, Option(min=1, max=60, help="Number of devices, all in every round.")] = 8
-    seed: Annotated[int, Option(help="Seed of weights, and of the order of examples.")] = 0
-    dataset: Dataset = "digits"
-    data: Data = None
-    secagg: Annotated[bool, Option("--secagg", help="Sum reports under secure aggregation.")] = False
-    clip_norm: Annotated[float, Option(help="With --secagg: the bound on a report's L2 norm.")] = 10.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,61 +131,6 @@ class AdaptersOptions:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HostileFleetOptions:
-    """Devices that fall silent, die and are unplugged.
-
-    They run against a real coordinator. Then all accounts are compared: the coordinator's rows, the devices' journals
-    and the fleet's own count must agree, and the engine must reach the same model from the reports that were counted.
-    The exit code is 1 when that is not so. It takes a few minutes.
-    """
-
-    profile: Annotated[Path, Option(help="The fleet's profile.")] = Path("examples/fleet-hostile.toml")
-    devices: Annotated[int, Option(min=4, help="Number of devices, all awake.")] = 40
-    rounds: Annotated[int, Option(min=1, help="Rounds to complete, each with a quarter of the devices.")] = 20
-    dataset: Dataset = "digits"
-    data: Data = None
-    seed: Annotated[int, Option(help="Seed of the fleet and of the task.")] = 0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SecaggFleetOptions:
-    """Devices that are killed during secure aggregation.
-
-    Every sum is then recomputed, bit for bit. A fleet of device processes trains on handwritten digits under secure
-    aggregation, and a fifth of it is killed in five rounds. Sums must be those of the survivors' quantised reports,
-    failed rounds must release no share, and the accuracy must be that of the same training without masks. The exit code
-    is 1 when that is not so. A hundred devices take about ten minutes on two cores.
-    """
-
-    devices: Devices = 100
-    rounds: Rounds = 20
-    seed: Seed = 0
-    phase_s: float = 40.0
-    """How long a phase of a round waits for devices."""
-    lost: int = 3
-    """Attempts at rounds of the second task, which ends then."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PrivateFleetOptions:
-    """Devices that add noise until a budget is spent.
-
-    A fleet of device processes trains on WISDM under secure aggregation, with noise of the devices in every sum, until
-    the coordinator ends the task. The certificate of the last model is then verified from its files alone. The exit
-    code is 1 when a row of the ledger is missing, or the certificate does not hold. A hundred devices take minutes.
-    """
-
-    devices: Devices = 100
-    epsilon: Annotated[float, Option(help="The budget, at a delta of a tenth of a device.")] = 8.0
-    noise_multiplier: Annotated[float, Option(help="Standard deviation of the noise on a sum, over the clip.")] = 1.5
-    bits: Annotated[int, Option(min=2, max=20, help="Precision of each value.")] = 12
-    data: Data = None
-    seed: Seed = 0
-    phase_s: float = 40.0
-    """How long a phase of a round waits for devices."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class SecaggOptions:
     """CPU time and bytes of a secure aggregation.
 
@@ -232,19 +145,6 @@ class SecaggOptions:
     ] = 0.1
     honest: Annotated[bool, Option("--honest", help="Without signatures, as in simulations.")] = False
     repeats: Annotated[int, Option(min=1, help="Runs; the least time counts.")] = 5
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PacingOptions:
-    """A simulated week of check-ins, paced and not.
-
-    It compares pace steering with a fixed window of 5 to 30 seconds, for populations of 1,000 and 1,000,000, of which
-    10 to 40 percent are available, by the hour of the day. It takes minutes.
-    """
-
-    days: Annotated[int, Option(min=1, help="Days to simulate; the figures begin with the third.")] = 7
-    seed: Annotated[int, Option(help="Seed of the simulation.")] = 0
-    plot: Annotated[Path | None, Option(help="Draw the arrivals into this SVG file.")] = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -314,49 +214,8 @@ class ReportOptions:
     pairs: Annotated[int, Option(min=1, help="Pairs of a round and the yardstick.")] = 7
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RoundsOptions:
-    """Rounds with thousands of light devices.
-
-    The devices run in this process, a coordinator in another: time and memory of each round. The exit code is 1 when a
-    round was abandoned or not committed. 10,000 devices take some minutes on two cores.
-    """
-
-    devices: Annotated[int, Option(min=1, help="Number of devices; every round selects all.")] = 10_000
-    rounds: Rounds = 1
-    size: Size = 1000
-    silent: Annotated[float, Option(min=0, max=0.4, help="Share of devices that never report.")] = 0.0
-    killed: Annotated[float, Option(min=0, max=0.4, help="Share of devices that die in the middle of an upload.")] = 0.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ForecastFleetOptions:
-    """The twin of forecasts against three real fleets.
-
-    Light devices come to real coordinators, work, vanish and leave as the twin's devices do. The exit code is 1 when
-    rounds, attempts, reports, lengths of rounds or visits are further apart than the tolerances.
-    """
-
-    devices: Annotated[int, Option(min=20, help="Number of devices under each profile.")] = 200
-    seconds: Annotated[float, Option(min=10, help="How long the fleets run.")] = 480.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SoakOptions:
-    """Memory, files and rows of a coordinator over time.
-
-    Light devices that fall silent and die take part in round after round. The figures are the slope of the memory after
-    a warm-up, and the open files and rows that remain when the last device has gone.
-    """
-
-    minutes: Annotated[float, Option(min=0.01, help="Minutes to run.")] = 30.0
-    devices: Annotated[int, Option(min=6, help="Number of devices.")] = 300
-    size: Size = 10_000
-
-
 BENCHMARKS: dict[str, type] = {
     "demo": DemoOptions,
-    "keystone": KeystoneOptions,
     "curves": CurvesOptions,
     "engine": EngineOptions,
     "device_step": DeviceStepOptions,
@@ -364,18 +223,11 @@ BENCHMARKS: dict[str, type] = {
     "device_footprint": DeviceFootprintOptions,
     "language_model": LanguageModelOptions,
     "adapters": AdaptersOptions,
-    "hostile_fleet": HostileFleetOptions,
     "secagg": SecaggOptions,
-    "secagg_fleet": SecaggFleetOptions,
-    "private_fleet": PrivateFleetOptions,
-    "pacing": PacingOptions,
     "signatures": SignaturesOptions,
     "predict": PredictOptions,
     "checkin": CheckinOptions,
     "scale": ScaleOptions,
     "report": ReportOptions,
-    "rounds": RoundsOptions,
-    "forecast_fleet": ForecastFleetOptions,
-    "soak": SoakOptions,
 }
 """Benchmarks by name: each is the function `run` of the module of that name in `benchmarks`."""

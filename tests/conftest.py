@@ -42,13 +42,6 @@ def pytest_sessionstart(session):
         handler.setLevel(logging.WARNING)
 
 
-def pytest_collection_modifyitems(items):
-    if "MUSTER_LONG" not in os.environ:
-        for item in items:
-            if item.get_closest_marker("long"):
-                item.add_marker(pytest.mark.skip(reason="long: set MUSTER_LONG=1"))
-
-
 @pytest.hookimpl(wrapper=True)
 def pytest_collection():
     """Spare the garbage collector half a million objects, of modules and tests, that stay to the end.

@@ -1,4 +1,4 @@
-"""Matrices of cases of which every run of the tests takes a sample; with MUSTER_LONG set a run takes them all."""
+"""Matrices of cases of which every run of the tests takes a sample; `make test-all` takes them all."""
 
 from itertools import product
 

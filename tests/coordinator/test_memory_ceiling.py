@@ -23,10 +23,11 @@ from tests.coordinator.devices import speaking_to
 from tests.coordinator.hostile import HELLO, MESSAGE, Strangers, Swarm
 from tests.coordinator.replicas import until
 from tests.coordinator.test_api import digest_of
+from tests.sampled import sampled
 
 pytestmark = pytest.mark.promise("A hostile crowd stays within the limits, and honest devices train on")
 
-VALUES, PHONES, SESSIONS = 1 << 21, 3, 60 if os.environ.get("MUSTER_LONG") else 5
+VALUES, PHONES = 1 << 21, 3
 SIZE, PLAN = 4 * VALUES, make_plan(VALUES)
 CONNECTIONS, OF_ADDRESS = 600, 55
 CROWD = [
@@ -125,10 +126,10 @@ def start_tasks(store, folder):
     return honest
 
 
-def train_on(phones):
+def train_on(phones, sessions):
     """Return once every phone has taken part so many times more."""
-    wanted = [phone.sessions + SESSIONS for phone in phones]
-    until(lambda: all(p.problem or p.sessions >= w for p, w in zip(phones, wanted, strict=True)), 20 * SESSIONS)
+    wanted = [phone.sessions + sessions for phone in phones]
+    until(lambda: all(p.problem or p.sessions >= w for p, w in zip(phones, wanted, strict=True)), 20 * sessions)
     assert [phone.problem for phone in phones] == [None] * PHONES
 
 
@@ -154,7 +155,8 @@ def limit_memory(pid, client, sha256):
 
 
 @pytest.mark.security("holds no more than the limits say, and devices that go on are served")
-def test_a_hostile_crowd_neither_fills_memory_nor_stops_honest_devices(coordinators, tmp_path):
+@pytest.mark.parametrize("sessions", sampled((5, 60), (5,)))
+def test_a_hostile_crowd_neither_fills_memory_nor_stops_honest_devices(coordinators, tmp_path, sessions):
     with coordinators.local(tmp_path / "coordinator", **LIMITS) as local, ExitStack() as stack:
         open_files(2 * CONNECTIONS + 400, 0, local.pid)
         task = start_tasks(local.store, tmp_path / "bundle")
@@ -168,6 +170,6 @@ def test_a_hostile_crowd_neither_fills_memory_nor_stops_honest_devices(coordinat
             strangers = Strangers(client, f"203.0.113.{number}", versions, "uploading", SIZE)
             swarms.append(stack.enter_context(Swarm(many, getattr(strangers, kind))))
         until(lambda: all(swarm.complete.is_set() for swarm in swarms), 60)
-        train_on(phones)
+        train_on(phones, sessions)
         failed = [one for one in local.samples("muster_request_duration_seconds") if one.labels["status"] == "500"]
         assert failed == []

@@ -1,7 +1,6 @@
 """A full disk, a database that is silent or gone, a replica that stands still: nothing is lost, nothing is doubled."""
 
 import contextlib
-import os
 import signal
 import subprocess
 import time
@@ -18,12 +17,13 @@ from coordinator.store.tasks import open_coordinator_store
 from tests.coordinator.bundles import make_bundle
 from tests.coordinator.link import link_to
 from tests.coordinator.replicas import LEASE_S, Phones, replicas_on, undisturbed, until
+from tests.sampled import sampled
 
 pytestmark = pytest.mark.promise("A full disk, a lost database and a frozen replica lose nothing and double nothing")
 
 GOAL, ROUNDS = 4, 6
 POPULATION = {"population": "phones", "goal": GOAL, "rounds": ROUNDS, "over_selection": 1.0}
-OUTAGE_S = 60.0 if os.environ.get("MUSTER_LONG") else 3.0
+OUTAGES_S = pytest.mark.parametrize("outage_s", sampled((3.0, 60.0), (3.0,)))
 
 
 def completed(store, task):
@@ -52,7 +52,8 @@ def small_disk(tmp_path):
     subprocess.run(["umount", "--lazy", folder], check=True)
 
 
-def test_full_disk_stops_rounds_and_loses_nothing(coordinators, small_disk, tmp_path, monkeypatch):
+@OUTAGES_S
+def test_full_disk_stops_rounds_and_loses_nothing(coordinators, small_disk, tmp_path, monkeypatch, outage_s):
     monkeypatch.setattr(progress, "DRIVER_SILENT_S", 2.0)  # the page says it after 30 s
     database = f"sqlite:///{small_disk}/state.db"
     with open_coordinator_store(database, small_disk / "blobs") as store:
@@ -66,7 +67,7 @@ def test_full_disk_stops_rounds_and_loses_nothing(coordinators, small_disk, tmp_
                 until(lambda: "cannot be written" in readiness(replicas))
                 before = committed(store, task)
                 assert before < ROUNDS
-                time.sleep(OUTAGE_S)
+                time.sleep(outage_s)
                 assert committed(store, task) == before
                 (small_disk / "filler").unlink()
                 until(lambda: completed(store, task), 60)
@@ -99,9 +100,10 @@ def replicas(coordinators, store, database, link, tmp_path):
         yield started
 
 
+@OUTAGES_S
 @pytest.mark.parametrize("fault", ["silent", "broken", "slow", "swallowing"])
 @pytest.mark.parametrize("database", ["postgresql"], indirect=True)
-def test_database_out_of_reach_loses_nothing(store, register, replicas, link, fault):
+def test_database_out_of_reach_loses_nothing(store, register, replicas, link, fault, outage_s):
     task = register(goal=GOAL, rounds=ROUNDS)
     for _ in range(2):
         replicas.start()
@@ -109,15 +111,16 @@ def test_database_out_of_reach_loses_nothing(store, register, replicas, link, fa
         until(lambda: committed(store, task) >= 2)
         with getattr(link, fault)():
             before = committed(store, task)
-            time.sleep(OUTAGE_S)
+            time.sleep(outage_s)
             assert fault == "slow" or committed(store, task) - before <= 1  # its transaction was on the way
         until(lambda: completed(store, task), 60)
     assert phones.problems == []
     expect_undisturbed(store, task)
 
 
+@OUTAGES_S
 @pytest.mark.parametrize("database", ["postgresql"], indirect=True)
-def test_three_replicas_go_on_while_one_stands_still(store, register, replicas):
+def test_three_replicas_go_on_while_one_stands_still(store, register, replicas, outage_s):
     task = register(goal=GOAL, rounds=ROUNDS)
     for _ in range(3):
         replicas.start()
@@ -128,7 +131,7 @@ def test_three_replicas_go_on_while_one_stands_still(store, register, replicas):
         paused.signal(signal.SIGSTOP)
         until(lambda: replicas.holder() not in (None, paused), 10 * LEASE_S)
         until(lambda: committed(store, task) >= 4, 60)
-        time.sleep(OUTAGE_S)
+        time.sleep(outage_s)
         paused.signal(signal.SIGCONT)
         until(lambda: completed(store, task), 60)
     assert phones.problems == []

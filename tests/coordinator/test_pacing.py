@@ -1,4 +1,4 @@
-"""When devices come back. The week of `muster bench pacing` is its long trial."""
+"""When devices come back."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given
 from msgspec.structs import replace
 
-from benchmarks.pacing import Scene, course
 from coordinator.rules.pacing import HOUR_S, Demand, Pace, drawn, idle_window, observe, window
 from fedcore.wire.messages import RetryWindow
 
@@ -104,10 +103,3 @@ def test_every_window_is_within_the_bounds(queued, cohort, opens_in_s, every_s, 
     for pace in (Pace(0.0, queued=queued), Pace(0.0, queued=queued, booked=2.0 * cohort, opening=1e9)):
         for _, found in (window(pace, demand, bounds), idle_window(pace, bounds)):
             assert bounds.min_s <= found.min_s <= found.max_s <= bounds.max_s
-
-
-def test_pacing_costs_a_quarter_of_rounds_and_saves_most_check_ins():
-    scene = Scene(population=20_000, cohort=400, minimum=300, reporting_s=300.0, step_s=30.0)
-    fixed, paced = (course(scene, 1, 0, paced=one) for one in (False, True))
-    assert paced.check_ins < fixed.check_ins / 20
-    assert paced.rounds > 0.75 * fixed.rounds

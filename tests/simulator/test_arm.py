@@ -94,7 +94,7 @@ def test_eight_arm_devices_train_two_rounds(machine, federate, capsys):
 
 
 @MADE_NOW
-@pytest.mark.long  # as tests/simulator/test_hostile.py has devices of this machine
+@pytest.mark.long  # as tests/acceptance/test_hostile.py has devices of this machine
 def test_an_arm_device_can_be_slow_silent_and_killed(machine, task, tmp_path):
     users, _ = datasets.users("digits", None, 3)
     kinds = tuple(

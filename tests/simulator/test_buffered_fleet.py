@@ -5,7 +5,6 @@ import threading
 import numpy as np
 import pytest
 
-from benchmarks.reconcile import reconcile
 from coordinator.rules.buffers import mean_staleness, staleness_weight
 from coordinator.rules.states import AssignmentState, RoundState, TaskState
 from coordinator.rules.task_settings import Buffered
@@ -19,6 +18,7 @@ from simulator.engine import Engine
 from simulator.fleet.fleet import Fleet, FleetConfig
 from simulator.fleet.fork_servers import HERE, fork_servers
 from simulator.fleet.profile import Kind
+from tests.acceptance.reconcile import reconcile
 from tests.coordinator.replicas import replicas_on, until
 
 KINDS = (Kind(name="fast", weight=3), Kind(name="slow", slow_down=(3.0, 30.0)), Kind(name="stuck", slow_down=1e3))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -34,6 +36,16 @@ def test_windows_in_bulk_give_the_rounds_of_windows_one_by_one():
     assert len(bulk.rounds) == pytest.approx(len(single.rounds), rel=0.1)
     assert bulk.check_ins.by_hour.sum() == pytest.approx(single.check_ins.by_hour.sum(), rel=0.1)
     assert apart(bulk.stays, single.stays) < 0.07
+
+
+def test_pacing_saves_most_check_ins_for_a_quarter_of_rounds_at_most():
+    config = ForecastConfig(devices=2000, goal=20, example_s=3.0, reporting_deadline_s=1800.0, step_s=10.0, seed=1)
+    windows = ({"retry_max_s": 30.0}, {"retry_max_s": DAY_S})
+    fixed, paced = (
+        Twin(replace(config, rounds=1000, retry_min_s=5.0, **one)).run(seconds=HALF_A_DAY_S) for one in windows
+    )
+    assert paced.check_ins.by_hour.sum() < fixed.check_ins.by_hour.sum() / 15
+    assert len(paced.rounds) > 0.75 * len(fixed.rounds)
 
 
 def apart(some, others):

@@ -13,7 +13,9 @@ import pytest
 from coordinator.store.tasks import Secagg
 from export.model import Model
 from export.models import load
-from fedcore.algorithms import create
+from fedcore.algorithms import ALGORITHMS, create
+from fedcore.algorithms.algorithm import trips_of
+from fedcore.algorithms.evaluation import EVALUATION
 from fedcore.bundle import Bundle
 from simulator import datasets
 from simulator.engine import Engine
@@ -43,14 +45,19 @@ CASES = [
     pytest.param("logreg", "fedpd", {"batch_size": 5}, marks=pytest.mark.long),
     pytest.param("tests.export.models:digits_wide", "fedavg", {"batch_size": 5}, marks=pytest.mark.long),
 ]
+EVERY = [
+    pytest.param("mlp", name, {"batch_size": 5} if hasattr(one(), "batch_size") else {}, marks=pytest.mark.long)
+    for name, one in ALGORITHMS.items()
+    if one.family != EVALUATION
+]
 
 
-@pytest.mark.parametrize(("model_name", "algorithm_name", "settings"), CASES)
+@pytest.mark.parametrize(("model_name", "algorithm_name", "settings"), [*CASES, *EVERY])
 def test_the_fleet_and_the_engine_reach_the_same_model(model_name, algorithm_name, settings, federate, capsys):
     users, _ = datasets.users("digits", None, 12)
     model = Model(load(model_name, (1, 8, 8), 10), SEED)
     algorithm = create(algorithm_name, settings)
-    run = federate(model, algorithm, users, RUNTIME)
+    run = federate(model, algorithm, users, RUNTIME, rounds=ROUNDS * len(trips_of(algorithm)))
     tell(capsys, f"{model_name} {algorithm_name}", run.difference)
     assert run.difference < TOLERANCE
 

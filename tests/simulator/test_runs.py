@@ -18,8 +18,11 @@ from simulator.errors import EngineError, ProcessDied, RunError, RunNotKept
 from simulator.runs.reading import read_metrics, read_result, read_run, to_toml
 from simulator.runs.running import resume_run, start_run
 from simulator.simulation import completed, simulate
+from tests.sampled import sampled
 
 # SCAFFOLD's clients keep vectors.
+A_FEW = [2, 7, 9, 14, 19, 22]
+"""Of the durable steps."""
 CONFIG = SimulationConfig(
     model="logreg", algorithm="scaffold", rounds=5, cohort=4, evaluate_every=2, processes=1, engine="torch"
 )
@@ -107,14 +110,10 @@ def test_a_run_keeps_its_configuration_metrics_checkpoints_and_result(tmp_path, 
     assert replace(kept, settings={}) == CONFIG
 
 
-def steps():
-    """A few of the durable steps; all of them in long tests."""
-    return range(1, 100) if "MUSTER_LONG" in os.environ else (2, 7, 9, 14, 19, 22)
-
-
-def test_a_run_killed_at_a_durable_step_resumes_to_the_same_bits(tmp_path, whole):
+@pytest.mark.parametrize("steps", sampled((A_FEW, range(1, 100)), (A_FEW,)), ids=["a few", "all"])
+def test_a_run_killed_at_a_durable_step_resumes_to_the_same_bits(tmp_path, whole, steps):
     last = 0
-    for step in steps():
+    for step in steps:
         path = tmp_path / str(step)
         if not killed_at(step, lambda path=path: begin_or_resume(path, checkpoint_after_s=0)):
             break

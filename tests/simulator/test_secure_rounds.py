@@ -172,9 +172,11 @@ def test_devices_enrolled_before_a_rotation_take_part_after_it(tmp_path, coordin
 
 
 def assert_the_same_shares_each_time(recorded):
-    by_assignment = {}
-    for assignment, _, shares in recorded.shares():
+    by_assignment, kinds = {}, {}
+    for assignment, session, shares in recorded.shares():
         assert by_assignment.setdefault(assignment, shares) == shares
+        for owner, (kind, _) in shares.items():  # nobody reveals both secrets of a device
+            assert kinds.setdefault((session, owner), kind) == kind
     assert by_assignment
 
 

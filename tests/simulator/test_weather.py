@@ -2,7 +2,6 @@
 
 import pytest
 
-from benchmarks.reconcile import reconcile
 from coordinator.rules.states import RoundState
 from coordinator.store.tasks import TaskSettings
 from export.build import export_bundle
@@ -13,6 +12,7 @@ from simulator import datasets
 from simulator.engine import Engine
 from simulator.fleet.fleet import Fleet, FleetConfig
 from simulator.proofs.fleet_against_engine import counted_cohort, worst_difference
+from tests.acceptance.reconcile import reconcile
 from tests.device_runtime.proxy import Weather, road_to
 
 ALGORITHM, ROUNDS, DEVICES = {"batch_size": 5, "client_lr": 0.05}, 3, 5

@@ -1,0 +1,1 @@
+"""Whole fleets on real coordinators, with every account of what happened compared."""

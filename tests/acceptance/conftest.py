@@ -1,0 +1,3 @@
+from tests.simulator.conftest import bundle, federate, servers
+
+__all__ = ["bundle", "federate", "servers"]
