@@ -7,21 +7,20 @@ and values, and a head, for an epoch in batches of 8. Plain torch trains one cli
 
 from __future__ import annotations
 
-import functools
 import statistics
 import tempfile
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from itertools import count
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import nn
 
 from benchmarks.options import AdaptersOptions
+from benchmarks.usage import in_turns
 from export.huggingface.folder import Pretrained, spec_of, unadapted
 from export.model import Model
 from fedcore.algorithms import create
@@ -43,42 +42,31 @@ CLASSES, RANK, TOKENS, TEXTS, BATCH, CLIENT_LR = 4, 8, 32, 32, 8, 0.1
 TARGETS = {"to_peft": 0.9}
 
 
-class Adapters(msgspec.Struct, frozen=True, kw_only=True):
-    """CPU seconds of rounds, and their medians' ratio. values: that are trained. `targets` are the most of figures."""
+def run(options: AdaptersOptions, say: Say) -> dict[str, Any]:
+    """CPU seconds of rounds, after one of each that warms caches, and the ratio of their medians.
 
-    clients: int
-    values: int
-    engine_s: list[float]
-    peft_s: list[float]
-    to_peft: float
-    targets: dict[str, float]
-
-
-def run(options: AdaptersOptions, say: Say) -> Adapters:
-    """Measure, after a round of each that warms caches. Raises InvalidModel without the extra `huggingface`."""
+    values: that are trained. Raises InvalidModel without the extra `huggingface`.
+    """
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory(prefix="muster-adapters-") as place:
         say("draw the weights")
         given = Pretrained(_saved(Path(place), {**SHAPE, **options.shape}), classes=CLASSES, rank=RANK, tokens=TOKENS)
-        users, cohort = _users(options.clients), list(range(options.clients))
+        users, cohort, numbers = _users(options.clients), list(range(options.clients)), count(1)
         model = Model(spec_of(given))
         plain = _Plain(given, users)
     engine = Engine(model, create("fedavg", {"batch_size": BATCH, "client_lr": CLIENT_LR}), users)
-    times: dict[str, list[float]] = {"engine": [], "peft": []}
     keep_freed_memory()
-    for number in range(options.rounds + 1):
-        say(f"round {number} of {options.rounds}")
-        times["engine"].append(_cpu_s(functools.partial(engine.run_round, number + 1), cohort))
-        times["peft"].append(_cpu_s(plain.round, cohort))
-    warm = {name: each[1:] for name, each in times.items()}
-    return Adapters(
-        clients=options.clients,
-        values=model.schema.size,
-        engine_s=warm["engine"],
-        peft_s=warm["peft"],
-        to_peft=statistics.median(warm["engine"]) / statistics.median(warm["peft"]),
-        targets=TARGETS,
-    )
+    works = {"engine": lambda: engine.run_round(next(numbers), cohort), "peft": lambda: plain.round(cohort)}
+    say(f"{options.rounds} rounds")
+    engine_s, peft_s = (spent[1:] for spent in in_turns(works, options.rounds + 1).values())
+    return {
+        "clients": options.clients,
+        "values": model.schema.size,
+        "engine_s": engine_s,
+        "peft_s": peft_s,
+        "to_peft": statistics.median(engine_s) / statistics.median(peft_s),
+        "targets": TARGETS,
+    }
 
 
 def _saved(folder: Path, shape: dict[str, Any]) -> str:
@@ -140,9 +128,3 @@ class _Plain:
         with torch.no_grad():
             for one, value in zip(self._trained, values, strict=True):
                 one.copy_(value)
-
-
-def _cpu_s(train: Callable[[Sequence[int]], object], cohort: Sequence[int]) -> float:
-    began = time.process_time()
-    train(cohort)
-    return time.process_time() - began

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import resource
 import subprocess
 import sys
@@ -9,59 +10,30 @@ import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
-
-import msgspec
+from typing import Any
 
 from benchmarks.options import DemoOptions
-from fedcore.decoding import decoder
-from muster.local.demo_app import AppResult
-from muster.local.demo_tasks import AlgorithmResult
 from muster.output import Say
-
-
-class Demo(msgspec.Struct, frozen=True, kw_only=True):
-    """What `muster demo --json` prints."""
-
-    algorithms: dict[str, AlgorithmResult]
-    app: AppResult
-    round_steps: dict[str, float]
-    agreement: float
-    learning_curves: str
-    secure_aggregation: bool
-
-
-_DEMO = decoder(Demo)
 
 
 class DemoBroke(Exception):
     """The demo failed; the message ends with the last line of its standard error."""
 
 
-class DemoTimes(msgspec.Struct, frozen=True, kw_only=True):
-    """One run of `muster demo`, start of the interpreter and all.
+def run(options: DemoOptions, say: Say) -> dict[str, Any]:
+    """One run of `muster demo`, start of the interpreter and all. Raises DemoBroke.
 
     wall_s, cpu_s: of the command and of all processes that it started. accuracy: of each algorithm, on held-out users.
     phases: mean seconds, of a session on the device and of a round in the coordinator, and of each algorithm's export
-    and replay; and those from the best model to an app.
+    and replay; and those from the best model to an app. demo: what it printed.
     """
-
-    wall_s: float
-    cpu_s: float
-    accuracy: dict[str, float]
-    phases: dict[str, dict[str, float]]
-    demo: Demo
-
-
-def run(options: DemoOptions, say: Say) -> DemoTimes:
-    """Run the demo. Raises DemoBroke."""
     with tempfile.TemporaryDirectory(prefix="muster-bench-") as folder:
         command = [sys.executable, "-m", "muster", "demo", "--json", "--rounds", str(options.rounds)]
         before, started = _cpu_s(), time.monotonic()
-        printed = _printed([*command, "--out", str(Path(folder) / "kept")], say)
+        demo = json.loads(_printed([*command, "--out", str(Path(folder) / "kept")], say))
         wall_s, cpu_s = time.monotonic() - started, _cpu_s() - before
-    demo = _DEMO.decode(printed)
-    accuracy = {name: result.test_accuracy for name, result in demo.algorithms.items()}
-    return DemoTimes(wall_s=wall_s, cpu_s=cpu_s, accuracy=accuracy, phases=_phases(demo), demo=demo)
+    accuracy = {name: result["test_accuracy"] for name, result in demo["algorithms"].items()}
+    return {"wall_s": wall_s, "cpu_s": cpu_s, "accuracy": accuracy, "phases": _phases(demo), "demo": demo}
 
 
 def _printed(command: Sequence[str], say: Say) -> str:
@@ -77,19 +49,18 @@ def _printed(command: Sequence[str], say: Say) -> str:
     return printed
 
 
-def _phases(demo: Demo) -> dict[str, dict[str, float]]:
-    runs = demo.algorithms
-    sessions = sum(result.sessions for result in runs.values())
-    device: dict[str, float] = {
-        phase: sum(result.phases[phase] * result.sessions for result in runs.values()) / sessions
-        for phase in next(iter(runs.values())).phases
-    }
+def _phases(demo: dict[str, Any]) -> dict[str, dict[str, float]]:
+    runs = demo["algorithms"]
+    sessions = sum(result["sessions"] for result in runs.values())
     return {
-        "session": device,
-        "round": demo.round_steps,
-        "export": {name: result.export_seconds for name, result in runs.items()},
-        "replay": {name: result.replay_seconds for name, result in runs.items()},
-        "app": {demo.app.algorithm: demo.app.seconds},
+        "session": {
+            phase: sum(result["phases"][phase] * result["sessions"] for result in runs.values()) / sessions
+            for phase in next(iter(runs.values()))["phases"]
+        },
+        "round": demo["round_steps"],
+        "export": {name: result["export_seconds"] for name, result in runs.items()},
+        "replay": {name: result["replay_seconds"] for name, result in runs.items()},
+        "app": {demo["app"]["algorithm"]: demo["app"]["seconds"]},
     }
 
 

@@ -13,8 +13,7 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-
-import msgspec
+from typing import Any
 
 from benchmarks.options import DeviceFootprintOptions
 from device_runtime.backends import FORMATS
@@ -58,46 +57,31 @@ print(peak_rss_mb() + resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1
 TARGETS = {"installed_mb": 170.0, "import_cpu_s": 0.5, "sandbox_cpu_s": 0.5, "train_rss_mb": 200.0}
 
 
-class DeviceFootprint(msgspec.Struct, frozen=True, kw_only=True):
-    """The figures of one installation.
+def run(options: DeviceFootprintOptions, say: Say) -> dict[str, Any]:
+    """The figures of one installation. Raises SysrootError when the wheel cannot be built or installed.
 
     All megabytes are 2^20 bytes, as `du` and `free` count. installed_mb: files of the installation, without pip and
     Python; bytecode_mb is the part that Python makes of sources. import_cpu_s: loading the session, without an engine.
     sandbox_cpu_s: loading the sandbox and ONNX Runtime, once for every assignment. train_rss_mb: of device and sandbox
-    together, on ONNX Runtime.
-    `targets` are the most that the figures of their names may be.
+    together, on ONNX Runtime. `targets` are the most that the figures of their names may be.
     """
-
-    installed_mb: float
-    bytecode_mb: float
-    import_cpu_s: float
-    sandbox_cpu_s: float
-    train_rss_mb: float
-    train_rss_executorch_mb: float
-    targets: dict[str, float]
-
-
-def run(options: DeviceFootprintOptions, say: Say) -> DeviceFootprint:
-    """Measure. Raises SysrootError when the wheel cannot be built or installed."""
     with tempfile.TemporaryDirectory(prefix="muster-footprint-") as place:
         target = Path(place) / "installed"
         say("install")
         _install(target)
         say("import")
         start_s, sandbox_s = (import_cpu_s(str(target), code) for code in (LOADS, LOADS_SANDBOX))
-        rss = {}
-        for form in FORMATS:
-            say(f"train on {FORMATS[form]}")
-            rss[form] = train_rss_mb(str(target), form)
-        return DeviceFootprint(
-            installed_mb=size_mb(target, "*"),
-            bytecode_mb=size_mb(target, "*.pyc"),
-            import_cpu_s=start_s,
-            sandbox_cpu_s=sandbox_s,
-            train_rss_mb=rss["onnx"],
-            train_rss_executorch_mb=rss["executorch"],
-            targets=TARGETS,
-        )
+        say("train")
+        rss = {form: train_rss_mb(str(target), form) for form in FORMATS}
+        return {
+            "installed_mb": size_mb(target, "*"),
+            "bytecode_mb": size_mb(target, "*.pyc"),
+            "import_cpu_s": start_s,
+            "sandbox_cpu_s": sandbox_s,
+            "train_rss_mb": rss["onnx"],
+            "train_rss_executorch_mb": rss["executorch"],
+            "targets": TARGETS,
+        }
 
 
 def _install(target: Path) -> None:

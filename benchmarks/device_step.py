@@ -9,8 +9,8 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
+from typing import Any
 
-import msgspec
 import numpy as np
 import torch
 from torch.nn.utils import parameters_to_vector
@@ -54,36 +54,19 @@ TARGETS: dict[str, dict[str, float]] = {
 }
 
 
-class StepTime(msgspec.Struct, frozen=True, kw_only=True):
-    """One model on one runtime. export_cpu_s: tracing and writing the graphs of the format."""
+def run(options: DeviceStepOptions, say: Say) -> dict[str, Any]:
+    """A step of every model on torch and on the runtimes of the formats, in turns.
 
-    model: str
-    backend: str
-    cpu_ms: float
-    ratio_to_eager: float
-    target: float | None
-    export_cpu_s: float | None
-    graph_bytes: int | None
-
-
-class DeviceSteps(msgspec.Struct, frozen=True, kw_only=True):
-    """A step of every model on every runtime. runtimes: their versions."""
-
-    batch_size: int
-    runtimes: dict[str, str]
-    steps: list[StepTime]
-
-
-def run(options: DeviceStepOptions, say: Say) -> DeviceSteps:
-    """Measure every model on torch and on the runtimes of the formats, in turns."""
+    export_cpu_s: tracing and writing the graphs of the format. runtimes: their versions.
+    """
     torch.set_num_threads(1)
     forms = options.formats or list(FORMATS)
     steps = [step for name in options.models or MODELS for step in _measure(name, forms, options.blocks, say)]
     runtimes = {FORMATS[form]: BACKENDS[FORMATS[form]]().runtime.split()[-1] for form in forms}
-    return DeviceSteps(batch_size=BATCH, runtimes=runtimes, steps=steps)
+    return {"batch_size": BATCH, "runtimes": runtimes, "steps": steps}
 
 
-def _measure(name: str, forms: Sequence[str], blocks: int, say: Say) -> list[StepTime]:
+def _measure(name: str, forms: Sequence[str], blocks: int, say: Say) -> list[dict[str, Any]]:
     model, random = Model(load(name)), np.random.default_rng(0)
     batch = {item.name: random_field(item, BATCH, random) for item in model.spec.fields}
     runs: dict[str, Callable[[], object]] = {EAGER: _eager(model, batch)}
@@ -100,15 +83,15 @@ def _measure(name: str, forms: Sequence[str], blocks: int, say: Say) -> list[Ste
     say(f"{name}: measure")
     best = {form: seconds / per_call[form] for form, seconds in _least(runs, blocks).items()}
     return [
-        StepTime(
-            model=name,
-            backend=FORMATS.get(form, form),
-            cpu_ms=1e3 * seconds,
-            ratio_to_eager=seconds / best[EAGER],
-            target=TARGETS.get(form, {}).get(name),
-            export_cpu_s=costs.get(form),
-            graph_bytes=sizes.get(form),
-        )
+        {
+            "model": name,
+            "backend": FORMATS.get(form, form),
+            "cpu_ms": 1e3 * seconds,
+            "ratio_to_eager": seconds / best[EAGER],
+            "target": TARGETS.get(form, {}).get(name),
+            "export_cpu_s": costs.get(form),
+            "graph_bytes": sizes.get(form),
+        }
         for form, seconds in best.items()
     ]
 

@@ -13,15 +13,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
-import msgspec
 import numpy as np
-from msgspec.structs import replace
 from numpy.typing import NDArray
 
-from benchmarks.js_runtimes import JsRuntime, Node, page
+from benchmarks.js_runtimes import JsRuntime, Node, page, page_cost
 from benchmarks.options import DevicesJsOptions
-from benchmarks.page_cost import PageCost, page_cost
 from benchmarks.usage import cpu_s_of
 from device_runtime.backends.backend import Arrays, Executable
 from device_runtime.backends.onnxruntime import OnnxRuntime
@@ -55,51 +53,13 @@ TARGETS = {
 }
 
 
-class StepCost(msgspec.Struct, frozen=True, kw_only=True):
-    """A step of one model, warm: CPU milliseconds.
+def run(options: DevicesJsOptions, say: Say) -> dict[str, Any]:
+    """Every model, the parts of a masked report, and a page. Raises FleetError where Node is missing, BrowserMissing.
 
-    run_ratio: what ONNX Runtime takes of it, with the way there and back, to the same in Python; None in a browser,
-    which tells a page no CPU time. outside_ms: what is spent outside of it, by the wall. load_s: CPU seconds to load
-    all graphs, in a browser with its worker and engine.
+    A step is warm, in CPU milliseconds. run_ratio: what ONNX Runtime takes of it, with the way there and back, to the
+    same in Python; None in a browser, which tells a page no CPU time. outside_ms: what is spent outside of it, by the
+    wall. load_s: CPU seconds to load all graphs, in a browser with its worker and engine.
     """
-
-    model: str
-    python_ms: float
-    js_ms: float
-    step_ratio: float
-    run_ratio: float | None
-    outside_ms: float
-    python_load_s: float
-    js_load_s: float
-
-
-class SumCost(msgspec.Struct, frozen=True, kw_only=True):
-    """A part of a secure round: CPU seconds."""
-
-    part: str
-    python_s: float
-    js_s: float
-    ratio: float
-
-
-class DevicesJs(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """All models, and the parts of a masked report of `dim` values under so many streams.
-
-    In a browser also the cost of its page.
-    """
-
-    engine: str
-    steps: list[StepCost]
-    dim: int
-    streams: int
-    secure: list[SumCost]
-    mask_ratio: float
-    page: PageCost | None = None
-    targets: dict[str, float]
-
-
-def run(options: DevicesJsOptions, say: Say) -> DevicesJs:
-    """Measure every model, the secure part, and a page. Raises FleetError where Node is missing, BrowserMissing."""
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
         if options.runtime == "node":
@@ -108,28 +68,29 @@ def run(options: DevicesJsOptions, say: Say) -> DevicesJs:
         with page(folder) as opened:
             figures = _measured(options, folder, opened, say)
             say("page")
-            names = [step.model for step in figures.steps]
+            names = [step["model"] for step in figures["steps"]]
             work = folder / (TRAINED if TRAINED in names else names[0])
-            return replace(figures, page=page_cost(opened.site, work, _algorithm(), options.blocks))
+            targets = figures.pop("targets")
+            return figures | {"page": page_cost(opened.site, work, _algorithm(), options.blocks), "targets": targets}
 
 
 def _algorithm() -> Algorithm:
     return create("fedavg", {"batch_size": BATCH, "client_lr": 0.01})
 
 
-def _measured(options: DevicesJsOptions, folder: Path, runtime: JsRuntime, say: Say) -> DevicesJs:
+def _measured(options: DevicesJsOptions, folder: Path, runtime: JsRuntime, say: Say) -> dict[str, Any]:
     steps = [_step(_Work.write(name, folder, say), runtime, options.blocks, say) for name in options.models or MODELS]
     say("mask")
     secure = _secure(options, runtime)
-    return DevicesJs(
-        engine=runtime.engine,
-        steps=steps,
-        dim=options.dim,
-        streams=options.neighbours + 1,
-        secure=secure,
-        mask_ratio=secure[-1].ratio,
-        targets=TARGETS[options.runtime],
-    )
+    return {
+        "engine": runtime.engine,
+        "steps": steps,
+        "dim": options.dim,
+        "streams": options.neighbours + 1,
+        "secure": secure,
+        "mask_ratio": secure[-1]["ratio"],
+        "targets": TARGETS[options.runtime],
+    }
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,7 +146,7 @@ def _examples(plan: Plan, steps: int) -> dict[str, NDArray[np.generic]]:
     return {item.name: random_field(item, BATCH * steps, random) for item in plan.examples.fields}
 
 
-def _step(work: _Work, runtime: JsRuntime, blocks: int, say: Say) -> StepCost:
+def _step(work: _Work, runtime: JsRuntime, blocks: int, say: Say) -> dict[str, Any]:
     """Load and train, on both in turns; the least of the blocks after the first."""
     say(f"{work.folder.name}: load")
     js_load_s = runtime.load(work.folder).cpu_s
@@ -199,16 +160,16 @@ def _step(work: _Work, runtime: JsRuntime, blocks: int, say: Say) -> StepCost:
         js_s, js_run_s = min(js_s, block.cpu_s), min(js_run_s, block.answer["inside_cpu_s"])
         outside_s = min(outside_s, block.answer["outside_s"])
         measured, spent_s = measured + 1, spent_s + block.cpu_s
-    return StepCost(
-        model=work.folder.name,
-        python_ms=1e3 * python_s / work.steps,
-        js_ms=1e3 * js_s / work.steps,
-        step_ratio=js_s / python_s,
-        run_ratio=js_run_s / python_run_s if js_run_s > 0 else None,
-        outside_ms=1e3 * outside_s / work.steps,
-        python_load_s=work.load_s,
-        js_load_s=js_load_s,
-    )
+    return {
+        "model": work.folder.name,
+        "python_ms": 1e3 * python_s / work.steps,
+        "js_ms": 1e3 * js_s / work.steps,
+        "step_ratio": js_s / python_s,
+        "run_ratio": js_run_s / python_run_s if js_run_s > 0 else None,
+        "outside_ms": 1e3 * outside_s / work.steps,
+        "python_load_s": work.load_s,
+        "js_load_s": js_load_s,
+    }
 
 
 def _write(
@@ -230,7 +191,7 @@ def _write(
     np.savez(folder / "examples.npz", allow_pickle=False, **examples)
 
 
-def _secure(options: DevicesJsOptions, runtime: JsRuntime) -> list[SumCost]:
+def _secure(options: DevicesJsOptions, runtime: JsRuntime) -> list[dict[str, Any]]:
     """Packing without and with noise, and masking what was packed; the least of the blocks."""
     vector = np.zeros(options.dim, np.float32)
     masks = [Mask(bytes([place]) * 32, -1 if place % 2 else 1) for place in range(options.neighbours + 1)]
@@ -249,7 +210,7 @@ def _secure(options: DevicesJsOptions, runtime: JsRuntime) -> list[SumCost]:
         for _ in range(options.blocks):
             python_s = min(python_s, cpu_s_of(work))
             js_s = min(js_s, runtime.ask(**request).cpu_s)
-        costs.append(SumCost(part=part, python_s=python_s, js_s=js_s, ratio=js_s / python_s))
+        costs.append({"part": part, "python_s": python_s, "js_s": js_s, "ratio": js_s / python_s})
     return costs
 
 

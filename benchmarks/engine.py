@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterator
+from typing import Any
 
-import msgspec
 import torch
 
-from benchmarks.engine_cores import seconds_on_cores
-from benchmarks.engine_peers import Comparison, compare
-from benchmarks.engine_scaling import Scaling, scaling
+from benchmarks.engine_peers import compare
+from benchmarks.engine_processes import scaling, seconds_on_cores
 from benchmarks.engine_workloads import (
     BARE_CLIENTS,
     WORKLOADS,
@@ -37,36 +36,13 @@ from simulator.engines.memory import keep_freed_memory
 from simulator.errors import EngineError
 
 
-class WorkloadTime(msgspec.Struct, frozen=True, kw_only=True):
-    """Seconds of one round, and of the same steps with nothing around them. engine: the one that trained, and why.
+def run(options: EngineOptions, say: Say) -> dict[str, Any]:
+    """Seconds of one round of every workload, and of the same steps with nothing around them.
 
     first_round_s: with what is done once, such as recording. cores_seconds_per_round: of the same rounds on all cores
-    of the machine, beside a GPU.
+    of the machine, beside a GPU. scaling: of processes, on a CPU. With peers see `compare`. Raises PeerError, and
+    EngineError for peers on a GPU and where there is none.
     """
-
-    engine: str
-    engine_reason: str
-    seconds_per_round: float
-    first_round_s: float
-    bare_seconds: float
-    ratio_to_bare: float
-    cores_seconds_per_round: float | None = None
-    faster_than_cores: float | None = None
-
-
-class EngineTimes(msgspec.Struct, frozen=True, kw_only=True):
-    """The workloads by name. gpu: its name, where one computed. scaling: of processes, on a CPU."""
-
-    engine: str
-    device: str
-    gpu: str | None
-    clock: str
-    scaling: Scaling | None
-    workloads: dict[str, WorkloadTime]
-
-
-def run(options: EngineOptions, say: Say) -> EngineTimes | Comparison:
-    """Measure every workload. Raises PeerError, and EngineError for peers on a GPU and where there is none."""
     if options.peers:
         if options.device != "cpu":
             raise EngineError(f"peers are compared by CPU time: take --device cpu, not {options.device}")
@@ -74,33 +50,33 @@ def run(options: EngineOptions, say: Say) -> EngineTimes | Comparison:
     torch.set_num_threads(1)
     device = compute_device(options.device)
     on_cpu = device.type == "cpu"
-    return EngineTimes(
-        engine=options.engine,
-        device=options.device,
-        gpu=None if on_cpu else torch.cuda.get_device_name(device),
-        clock="CPU seconds" if on_cpu else "wall seconds",
-        workloads=dict(_measured(options, device, say)),
-        scaling=_scaling(options, say) if on_cpu else None,
-    )
+    workloads = dict(_measured(options, device, say))
+    if on_cpu:
+        say("processes")
+    return {
+        "engine": options.engine,
+        "device": options.device,
+        "gpu": None if on_cpu else torch.cuda.get_device_name(device),
+        "clock": "CPU seconds" if on_cpu else "wall seconds",
+        "scaling": scaling(options.engine, options.rounds) if on_cpu else None,
+        "workloads": workloads,
+    }
 
 
-def _measured(options: EngineOptions, device: torch.device, say: Say) -> Iterator[tuple[str, WorkloadTime]]:
+def _measured(options: EngineOptions, device: torch.device, say: Say) -> Iterator[tuple[str, dict[str, Any]]]:
     on_cpu = device.type == "cpu"
     for name, workload in (WORKLOADS if on_cpu else WORKLOADS | grown()).items():
         say(name)
-        time = _measure(workload, options.engine, device, options.rounds)
+        figures = _measure(workload, options.engine, device, options.rounds)
         if not on_cpu and name in WORKLOADS:
             say(f"{name} on all cores")
-            time = _beside(time, seconds_on_cores(name, options.rounds))
-        yield name, time
+            cores_s = seconds_on_cores(name, options.rounds)
+            figures["cores_seconds_per_round"] = cores_s
+            figures["faster_than_cores"] = cores_s / figures["seconds_per_round"]
+        yield name, figures
 
 
-def _scaling(options: EngineOptions, say: Say) -> Scaling:
-    say("processes")
-    return scaling(options.engine, options.rounds)
-
-
-def _measure(workload: Workload, kind: Wanted, device: torch.device, rounds: int) -> WorkloadTime:
+def _measure(workload: Workload, kind: Wanted, device: torch.device, rounds: int) -> dict[str, Any]:
     model, users, algorithm = workload.model(), workload.population(), fedavg()
     ours, reference = [], []
     with bare_seconds(model, users, device) as seconds_of_bare:
@@ -117,17 +93,13 @@ def _measure(workload: Workload, kind: Wanted, device: torch.device, rounds: int
             reference.append(seconds_of_bare(few) * steps_of(users, cohort) / steps_of(users, few))
     # The first round warms caches and allocators.
     seconds, yardstick = statistics.median(ours[1:]), statistics.median(reference[1:])
-    return WorkloadTime(
-        engine=choice.computing.engine,
-        engine_reason=choice.reason,
-        seconds_per_round=seconds,
-        first_round_s=ours[0],
-        bare_seconds=yardstick,
-        ratio_to_bare=seconds / yardstick,
-    )
-
-
-def _beside(time: WorkloadTime, cores_s: float) -> WorkloadTime:
-    return msgspec.structs.replace(
-        time, cores_seconds_per_round=cores_s, faster_than_cores=cores_s / time.seconds_per_round
-    )
+    return {
+        "engine": choice.computing.engine,
+        "engine_reason": choice.reason,
+        "seconds_per_round": seconds,
+        "first_round_s": ours[0],
+        "bare_seconds": yardstick,
+        "ratio_to_bare": seconds / yardstick,
+        "cores_seconds_per_round": None,
+        "faster_than_cores": None,
+    }

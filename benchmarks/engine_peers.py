@@ -60,37 +60,16 @@ TOLERANCE = 0.1
 TARGETS = {"to_bare": {"W1": 0.75, "W2": 0.6, "W3": 0.6}, "best_peer_to_muster": {"W1": 1.3, "W2": 2.0, "W3": 4.0}}
 
 
-class Turns(msgspec.Struct, frozen=True, kw_only=True):
-    """An engine or peer on a workload. muster_is_faster: its CPU seconds to those of Muster's engine OURS."""
-
-    workload: str
-    by: str
-    version: str
-    cpu_s_per_round: float
-    to_bare: float
-    muster_is_faster: float
-    loss: float | None
-
-
-class Comparison(msgspec.Struct, frozen=True, kw_only=True):
-    """CPU seconds of a round of every engine and peer, medians over the rounds, and Muster against the others."""
-
-    rounds: int
-    to_bare: dict[str, float]
-    best_peer_to_muster: dict[str, float]
-    targets: dict[str, dict[str, float]]
-    turns: list[Turns]
-
-
 def compare(
     rounds: int,
     say: Say,
     workloads: Mapping[str, Workload] = WORKLOADS,
     peers: Mapping[str, tuple[str, str | None]] = PEERS,
-) -> Comparison:
-    """Measure every engine and peer on every workload, after one round that warms caches and compiles.
+) -> dict[str, Any]:
+    """CPU seconds of a round of every engine and peer on every workload, after one that warms caches and compiles.
 
-    Raises PeerError when a peer cannot be installed, fails, or does not do the same work.
+    They are medians over the rounds. muster_is_faster: CPU seconds to those of Muster's engine OURS. Raises
+    PeerError when a peer cannot be installed, fails, or does not do the same work.
     """
     if not RUNNERS.is_dir():
         raise PeerError(f"{RUNNERS} is missing: run this from a checkout of Muster")
@@ -101,7 +80,7 @@ def compare(
         name: python_with(RUNNERS / requirements, say) if requirements else Path(sys.executable)
         for name, (_, requirements) in peers.items()
     }
-    turns: list[Turns] = []
+    turns: list[dict[str, Any]] = []
     for name, workload in workloads.items():
         with (
             tempfile.TemporaryDirectory(prefix="muster-peers-", ignore_cleanup_errors=True) as place,
@@ -115,12 +94,14 @@ def compare(
                 say(f"{name}: round {number} of {rounds}")
                 race.round(number)
             turns += race.results(name)
-    to_bare, to_muster = {}, {}
-    for name in workloads:
-        times = {turn.by: turn for turn in turns if turn.workload == name}
-        to_bare[name] = 1 / times[BARE].muster_is_faster
-        to_muster[name] = min(times[peer].muster_is_faster for peer in peers)
-    return Comparison(rounds=rounds, to_bare=to_bare, best_peer_to_muster=to_muster, targets=TARGETS, turns=turns)
+    faster = {(turn["workload"], turn["by"]): turn["muster_is_faster"] for turn in turns}
+    return {
+        "rounds": rounds,
+        "to_bare": {name: 1 / faster[name, BARE] for name in workloads},
+        "best_peer_to_muster": {name: min(faster[name, peer] for peer in peers) for name in workloads},
+        "targets": TARGETS,
+        "turns": turns,
+    }
 
 
 class _Race:
@@ -181,19 +162,19 @@ class _Race:
                     f"Muster to {before - fall_of_engine:.4f}: they did not do the same work"
                 )
 
-    def results(self, workload: str) -> Iterator[Turns]:
+    def results(self, workload: str) -> Iterator[dict[str, Any]]:
         """The results. The first round does not count."""
         seconds = {name: statistics.median(spent[1:]) for name, spent in self._spent.items()}
         for name, own in seconds.items():
-            yield Turns(
-                workload=workload,
-                by=name,
-                version=self._peers[name].version if name in self._peers else "",
-                cpu_s_per_round=own,
-                to_bare=own / seconds[BARE],
-                muster_is_faster=own / seconds[_label(OURS)],
-                loss=self._losses.get(name),
-            )
+            yield {
+                "workload": workload,
+                "by": name,
+                "version": self._peers[name].version if name in self._peers else "",
+                "cpu_s_per_round": own,
+                "to_bare": own / seconds[BARE],
+                "muster_is_faster": own / seconds[_label(OURS)],
+                "loss": self._losses.get(name),
+            }
 
 
 def _label(engine: str) -> str:

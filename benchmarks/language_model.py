@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 import tempfile
-import time
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ import msgspec
 import numpy as np
 
 from benchmarks.options import LanguageModelOptions
+from benchmarks.usage import least_cpu_s
 from device_runtime.backends.onnxruntime import OnnxRuntime
 from device_runtime.capabilities import random_field
 from export.build import export_bundle
@@ -42,45 +42,22 @@ TOKENS, BATCH, RANK = 64, 2, 8
 TARGETS = {"blob_ratio_8": 0.28, "blob_ratio_4": 0.17, "peak_mb_8": 450.0, "peak_mb_4": 380.0, "step_ratio": 1.7}
 
 
-class OfBits(msgspec.Struct, frozen=True, kw_only=True):
-    """The figures of one number of bits.
+def run(options: LanguageModelOptions, say: Say) -> dict[str, Any]:
+    """The figures of each number of bits.
 
     blob_mb: of what is frozen, in 10^6 bytes. peak_mb: of the process that trains, in 2^20. step_ms, predict_ms: CPU
     time of a step, and of a prediction for one text. parity_l2: the largest distance from torch. loss: before training,
-    and loss_exact with exact weights. step_ratio: to 32 bits.
+    and loss_exact with exact weights. step_ratio: to 32 bits. Raises InvalidModel without the extra `huggingface`.
     """
-
-    bits: int
-    blob_mb: float
-    peak_mb: float
-    step_ms: float
-    parity_l2: float
-    report_kb: float
-    predict_ms: float
-    loss: float | None
-    loss_exact: float | None
-    blob_ratio: float
-    step_ratio: float
-
-
-class LanguageModel(msgspec.Struct, frozen=True, kw_only=True):
-    """The figures of all. `targets` are the most that they may be."""
-
-    bits: list[OfBits]
-    targets: dict[str, float]
-
-
-def run(options: LanguageModelOptions, say: Say) -> LanguageModel:
-    """Measure. Raises InvalidModel without the extra `huggingface`."""
     with tempfile.TemporaryDirectory(prefix="muster-language-model-") as place:
         folder = Path(place)
         say("draw the weights")
         _save(folder / "model", {**SHAPE, **options.shape})
-        found: list[OfBits] = []
+        found: list[dict[str, Any]] = []
         for bits in (EXACT, *BITS):
             say(f"{bits} bits")
             found.append(_measured(folder, bits, found[0] if found else None))
-    return LanguageModel(bits=found, targets=TARGETS)
+    return {"bits": found, "targets": TARGETS}
 
 
 def _save(folder: Path, shape: dict[str, Any]) -> None:
@@ -92,25 +69,25 @@ def _save(folder: Path, shape: dict[str, Any]) -> None:
         transformers.LlamaForCausalLM(transformers.LlamaConfig(**shape)).save_pretrained(folder)
 
 
-def _measured(folder: Path, bits: int, exact: OfBits | None) -> OfBits:
+def _measured(folder: Path, bits: int, exact: dict[str, Any] | None) -> dict[str, Any]:
     model = Model(spec_of(Pretrained(str(folder / "model"), "causal-lm", rank=RANK, tokens=TOKENS, bits=bits)))
     bundle = export_bundle(model, create("fedavg", {"batch_size": BATCH}), folder / str(bits))
     evidence, cost = bundle.certificate.formats["onnx"], bundle.certificate.quantisation
-    costs = {} if cost is msgspec.UNSET else {"loss": cost.loss, "loss_exact": cost.exact_loss}
-    blob = 0 if bundle.plan.frozen is None else bundle.plan.frozen.blob.size
-    blob_mb, step_ms = blob / 1e6, evidence.footprint.step_cpu_ms
-    return OfBits(
-        bits=bits,
-        blob_mb=blob_mb,
-        peak_mb=evidence.footprint.peak_rss_mb,
-        step_ms=step_ms,
-        parity_l2=evidence.worst,
-        report_kb=4 * bundle.plan.report.size / 1000,
-        predict_ms=1e3 * _predict_s(bundle, model),
-        blob_ratio=blob_mb / exact.blob_mb if exact else 1.0,
-        step_ratio=step_ms / exact.step_ms if exact else 1.0,
-        **{"loss": None, "loss_exact": None, **costs},
-    )
+    blob_mb = (0 if bundle.plan.frozen is None else bundle.plan.frozen.blob.size) / 1e6
+    step_ms = evidence.footprint.step_cpu_ms
+    return {
+        "bits": bits,
+        "blob_mb": blob_mb,
+        "peak_mb": evidence.footprint.peak_rss_mb,
+        "step_ms": step_ms,
+        "parity_l2": evidence.worst,
+        "report_kb": 4 * bundle.plan.report.size / 1000,
+        "predict_ms": 1e3 * _predict_s(bundle, model),
+        "loss": None if cost is msgspec.UNSET else cost.loss,
+        "loss_exact": None if cost is msgspec.UNSET else cost.exact_loss,
+        "blob_ratio": blob_mb / exact["blob_mb"] if exact else 1.0,
+        "step_ratio": step_ms / exact["step_ms"] if exact else 1.0,
+    }
 
 
 def _predict_s(bundle: Bundle, model: Model) -> float:
@@ -122,9 +99,4 @@ def _predict_s(bundle: Bundle, model: Model) -> float:
     texts = {item.name: random_field(item, 1, random) for item in model.spec.inputs}
     inputs = {PARAMS: model.initial} | prefixed(FROZEN, model.frozen_vectors) | prefixed(EXAMPLE, texts)
     outputs = {item.name: np.empty((1, *item.shape), item.dtype) for item in predict.outputs}
-    best = math.inf
-    for _ in range(3):
-        began = time.process_time()
-        graph.run(inputs, outputs)
-        best = min(best, time.process_time() - began)
-    return best
+    return least_cpu_s(lambda: graph.run(inputs, outputs), 3)

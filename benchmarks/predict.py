@@ -8,12 +8,13 @@ time of one thread, and the least of each counts.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import msgspec
 import numpy as np
 
 from benchmarks.options import PredictOptions
-from benchmarks.usage import cpu_s_of
+from benchmarks.usage import in_turns, times
 from device_runtime.backends.onnxruntime import OnnxRuntime, module_of
 from device_runtime.models.version import Parts, load
 from export.build import build_plan
@@ -30,32 +31,19 @@ from muster.output import Say
 CALLS = 1000
 
 
-class PredictCost(msgspec.Struct, frozen=True, kw_only=True):
+def run(options: PredictOptions, say: Say) -> dict[str, Any]:
     """CPU microseconds of a prediction and of the bare call, their difference, and their ratio."""
-
-    model: str
-    predict_us: float
-    bare_us: float
-    overhead_us: float
-    predict_to_bare: float
-
-
-def run(options: PredictOptions, say: Say) -> PredictCost:
-    """Measure both in turns of CALLS."""
     say("exporting")
     ours, bare = _both(Model(load_model(options.model)))
-    predict_s, bare_s = [], []
-    for _ in range(options.blocks):
-        predict_s.append(cpu_s_of(lambda: [ours() for _ in range(CALLS)]))
-        bare_s.append(cpu_s_of(lambda: [bare() for _ in range(CALLS)]))
-    predict_us, bare_us = min(predict_s) / CALLS * 1e6, min(bare_s) / CALLS * 1e6
-    return PredictCost(
-        model=options.model,
-        predict_us=predict_us,
-        bare_us=bare_us,
-        overhead_us=predict_us - bare_us,
-        predict_to_bare=predict_us / bare_us,
-    )
+    spent = in_turns({"ours": times(CALLS, ours), "bare": times(CALLS, bare)}, options.blocks)
+    predict_us, bare_us = (min(seconds) / CALLS * 1e6 for seconds in spent.values())
+    return {
+        "model": options.model,
+        "predict_us": predict_us,
+        "bare_us": bare_us,
+        "overhead_us": predict_us - bare_us,
+        "predict_to_bare": predict_us / bare_us,
+    }
 
 
 def _both(model: Model) -> tuple[Callable[[], object], Callable[[], object]]:

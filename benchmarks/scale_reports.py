@@ -12,9 +12,8 @@ import asyncio
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from statistics import median
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-import msgspec
 import sqlalchemy
 
 from benchmarks.load import LoadConfig, LoadFleet
@@ -31,25 +30,6 @@ _UPLOADING = 32
 _IDLE_S = 3.0
 
 
-class ReportScale(msgspec.Struct, frozen=True, kw_only=True):
-    """CPU of reports, in microseconds each: medians over rounds.
-
-    report_alone_us: of the coordinator that is alone. report_replica_us, report_driver_us: of a replica that does not
-    drive their round, where all of them come, and of the one that drives it. report_ratio, report_driver_share: these
-    two, as shares of that of the coordinator alone in the round beside theirs: medians over pairs of rounds, as a
-    processor's speed changes from one minute to the next. writes_per_report: transactions of PostgreSQL that wrote, in
-    rounds at the replica.
-    """
-
-    reports: int
-    report_alone_us: float
-    report_replica_us: float
-    report_driver_us: float
-    report_ratio: float
-    report_driver_share: float
-    writes_per_report: float
-
-
 class _Pair(NamedTuple):
     """CPU seconds of a round at the coordinator alone, and of one at the replica; transactions that wrote in that."""
 
@@ -61,8 +41,13 @@ class _Pair(NamedTuple):
 
 async def measure(
     options: ScaleOptions, alone: LocalCoordinator, driver: LocalCoordinator, replica: LocalCoordinator, say: Say
-) -> ReportScale:
-    """Rounds in turns: at the coordinator that is alone, and at `replica`, of a task that `driver` drives."""
+) -> dict[str, Any]:
+    """CPU of reports, in microseconds each: medians over rounds, at the coordinator alone and at a replica in turns.
+
+    report_replica_us, report_driver_us: of a replica that does not drive their round, where all of them come, and of
+    the one that drives it. report_ratio, report_driver_share: these two, as shares of that of the coordinator alone in
+    the round beside theirs. writes_per_report: transactions of PostgreSQL that wrote, in rounds at the replica.
+    """
     async with AsyncExitStack() as stack:
         by_itself, elsewhere = [await _fleet(stack, one, options.reports) for one in (alone, replica)]
         pairs: list[_Pair] = []
@@ -73,15 +58,16 @@ async def measure(
             replica_s, driver_s = await _round(elsewhere, driver, [replica.pid, driver.pid])
             pairs.append(_Pair(alone_s, replica_s, driver_s, _writes(driver) - before))
     del pairs[0]  # which warmed up
-    return ReportScale(
-        reports=options.rounds * options.reports,
-        report_alone_us=1e6 * median(pair.alone_s for pair in pairs) / options.reports,
-        report_replica_us=1e6 * median(pair.replica_s for pair in pairs) / options.reports,
-        report_driver_us=1e6 * median(pair.driver_s for pair in pairs) / options.reports,
-        report_ratio=median(pair.replica_s / pair.alone_s for pair in pairs),
-        report_driver_share=median(pair.driver_s / pair.alone_s for pair in pairs),
-        writes_per_report=median(pair.writes for pair in pairs) / options.reports,
-    )
+    each = 1e6 / options.reports
+    return {
+        "reports": options.rounds * options.reports,
+        "report_alone_us": each * median(pair.alone_s for pair in pairs),
+        "report_replica_us": each * median(pair.replica_s for pair in pairs),
+        "report_driver_us": each * median(pair.driver_s for pair in pairs),
+        "report_ratio": median(pair.replica_s / pair.alone_s for pair in pairs),
+        "report_driver_share": median(pair.driver_s / pair.alone_s for pair in pairs),
+        "writes_per_report": median(pair.writes for pair in pairs) / options.reports,
+    }
 
 
 async def _fleet(stack: AsyncExitStack, coordinator: LocalCoordinator, devices: int) -> LoadFleet:

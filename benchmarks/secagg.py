@@ -18,6 +18,7 @@ import math
 import secrets
 import time
 from functools import partial
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -27,7 +28,7 @@ from cryptography.hazmat.primitives.ciphers.algorithms import AES256
 from cryptography.hazmat.primitives.ciphers.modes import CTR
 
 from benchmarks.options import SecaggOptions
-from benchmarks.usage import least_cpu_s
+from benchmarks.usage import in_turns, least_cpu_s
 from muster.output import Say
 from secagg import keys, packing, parameters
 from secagg.client import Client, SessionInput
@@ -72,28 +73,6 @@ TARGETS: dict[int, dict[str, float]] = {
 }
 
 
-class SecaggCosts(msgspec.Struct, frozen=True, kw_only=True):
-    """The costs of one session, for a device and for the server.
-
-    `targets` are the most that the figures of their names may be; of `ctr_fraction`, the least.
-    """
-
-    mode: str
-    n: int
-    k: int
-    t: int
-    dim: int
-    dropout: float
-    client_ms: float
-    server_s: float
-    receive_ms: float
-    bytes_up: int
-    bytes_down: int
-    ctr_fraction: float
-    mask_gb_s: float
-    targets: dict[str, float]
-
-
 class Workload(msgspec.Struct, frozen=True):
     """A session to measure: n devices, D values each, and the share of devices that drops out after M3."""
 
@@ -119,8 +98,12 @@ class Workload(msgspec.Struct, frozen=True):
         return Invite(mode, HASH, 1, 0, self.n, 2, 1000, HASH, HASH, (self.segment,))
 
 
-def run(options: SecaggOptions, say: Say) -> SecaggCosts:
-    """Measure. Raises PolicyViolation for a cohort that is too small, HeadroomError for one that is too large."""
+def run(options: SecaggOptions, say: Say) -> dict[str, Any]:
+    """The costs of one session, for a device and for the server.
+
+    `targets` are the most that the figures of their names may be; of `ctr_fraction`, the least. Raises PolicyViolation
+    for a cohort that is too small, HeadroomError for one that is too large.
+    """
     workload = Workload(options.n, options.dim, options.dropout, not options.honest)
     chosen, repeats = parameters.find(workload.n), options.repeats
     client_s, sizes = math.inf, (0, 0)
@@ -132,22 +115,22 @@ def run(options: SecaggOptions, say: Say) -> SecaggCosts:
     server_s = _server(workload, chosen, repeats)
     say("kernel")
     fraction, rate = _kernel(packing.word_count((workload.segment,)))
-    return SecaggCosts(
-        mode="active" if workload.signed else "honest",
-        n=workload.n,
-        k=chosen.k,
-        t=chosen.t,
-        dim=workload.dim,
-        dropout=workload.dropout,
-        client_ms=1e3 * client_s,
-        server_s=server_s,
-        receive_ms=1e3 * _receive(workload),
-        bytes_up=sizes[0],
-        bytes_down=sizes[1],
-        ctr_fraction=fraction,
-        mask_gb_s=rate,
-        targets=TARGETS.get(workload.n, {}) if (workload.dim, workload.dropout) == (10**6, 0.1) else {},
-    )
+    return {
+        "mode": "active" if workload.signed else "honest",
+        "n": workload.n,
+        "k": chosen.k,
+        "t": chosen.t,
+        "dim": workload.dim,
+        "dropout": workload.dropout,
+        "client_ms": 1e3 * client_s,
+        "server_s": server_s,
+        "receive_ms": 1e3 * _receive(workload),
+        "bytes_up": sizes[0],
+        "bytes_down": sizes[1],
+        "ctr_fraction": fraction,
+        "mask_gb_s": rate,
+        "targets": TARGETS.get(workload.n, {}) if (workload.dim, workload.dropout) == (10**6, 0.1) else {},
+    }
 
 
 class _Stopwatch:
@@ -268,11 +251,10 @@ def _kernel(size: int) -> tuple[float, float]:
     """How fast 32 masks are added to `size` words: as a part of OpenSSL's raw speed, and in 10^9 bytes a second."""
     words = np.zeros(size, np.uint64)
     masks = [Mask(secrets.token_bytes(32), 1 if i % 2 else -1) for i in range(32)]
-    raws, kernels = [], []
-    for _ in range(10):  # in turns, as the machine has other work
-        kernels.append(least_cpu_s(lambda: add_masks(words, masks), 1))
-        raws += [least_cpu_s(partial(_keystream, len(masks) * words.nbytes, chunk), 1) for chunk in RAW_CHUNKS]
-    return min(raws) / min(kernels), len(masks) * words.nbytes / min(kernels) / 1e9
+    raws = {str(chunk): partial(_keystream, len(masks) * words.nbytes, chunk) for chunk in RAW_CHUNKS}
+    works = {"kernel": partial(add_masks, words, masks), **raws}
+    kernel_s, *raw_s = map(min, in_turns(works, 10).values())
+    return min(raw_s) / kernel_s, len(masks) * words.nbytes / kernel_s / 1e9
 
 
 def _keystream(total: int, chunk: int) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,6 +23,24 @@ def cpu_s_of(work: Callable[[], object]) -> float:
 def least_cpu_s(work: Callable[[], object], repeats: int) -> float:
     """The least CPU seconds of this process for some work, of several runs."""
     return min(cpu_s_of(work) for _ in range(repeats))
+
+
+def in_turns(
+    works: Mapping[str, Callable[[], object]], rounds: int, clock: Callable[[], float] = time.process_time
+) -> dict[str, list[float]]:
+    """Seconds of each work in each round, where all take turns: so ratios hold though the machine's speed changes."""
+    spent: dict[str, list[float]] = {name: [] for name in works}
+    for _ in range(rounds):
+        for name, work in works.items():
+            started = clock()
+            work()
+            spent[name].append(clock() - started)
+    return spent
+
+
+def times(count: int, work: Callable[[], object]) -> Callable[[], object]:
+    """Work that is some other work, so many times."""
+    return lambda: [work() for _ in range(count)]
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,10 +15,11 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 from benchmarks.options import SecaggOptions
 from benchmarks.peer import python_with
-from benchmarks.secagg import SecaggCosts, run
+from benchmarks.secagg import run
 from muster.header import header
 
 HERE = Path(__file__).parent
@@ -34,30 +35,30 @@ def main() -> None:
     work = vars(parser.parse_args())
     flower = python_with(HERE / "secagg_flower.txt", lambda doing: print(doing, file=sys.stderr))
 
-    def ours(honest: bool) -> SecaggCosts:
+    def ours(honest: bool) -> dict[str, Any]:
         shared = {name: work[name] for name in ("n", "dim", "dropout", "repeats")}
         return run(SecaggOptions(**shared, honest=honest), lambda *_: None)
 
     honest = ours(honest=True)
-    asked = json.dumps(work | {"k": honest.k, "t": honest.t})
+    asked = json.dumps(work | {"k": honest["k"], "t": honest["t"]})
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "FLWR_TELEMETRY_ENABLED": "0"}
     environment.pop("PYTHONPATH", None)
     command = [flower, HERE / "secagg_flower.py", asked]
     printed = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True).stdout
     theirs = json.loads(printed.splitlines()[-1])
     active = ours(honest=False)
-    server_s = min(honest.server_s, active.server_s)
+    server_s = min(honest["server_s"], active["server_s"])
     print(json.dumps({
         **header("secagg_peer"),
-        "peer": f"flwr=={theirs['version']}", "n": work["n"], "k": honest.k, "t": honest.t, "dim": work["dim"],
+        "peer": f"flwr=={theirs['version']}", "n": work["n"], "k": honest["k"], "t": honest["t"], "dim": work["dim"],
         "dropout": work["dropout"], "peer_client_ms": theirs["client_ms"], "peer_server_s": theirs["server_s"],
         "peer_vector_bytes": theirs["vector_bytes"],
-        "honest_client_ms": honest.client_ms, "active_client_ms": active.client_ms,
-        "server_s": server_s, "bytes_up": active.bytes_up,
-        "client_ratio_honest": theirs["client_ms"] / honest.client_ms,
-        "client_ratio_active": theirs["client_ms"] / active.client_ms,
+        "honest_client_ms": honest["client_ms"], "active_client_ms": active["client_ms"],
+        "server_s": server_s, "bytes_up": active["bytes_up"],
+        "client_ratio_honest": theirs["client_ms"] / honest["client_ms"],
+        "client_ratio_active": theirs["client_ms"] / active["client_ms"],
         "server_ratio": theirs["server_s"] / server_s,
-        "upload_to_float32": active.bytes_up / (4 * work["dim"]) if work["dim"] else None,
+        "upload_to_float32": active["bytes_up"] / (4 * work["dim"]) if work["dim"] else None,
     }))  # fmt: skip
 
 

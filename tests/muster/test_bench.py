@@ -6,6 +6,8 @@ import os
 import subprocess
 import sys
 import sysconfig
+import threading
+import time
 from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,6 +23,7 @@ from benchmarks.device_footprint import LOADS, LOADS_SANDBOX, import_cpu_s, run_
 from benchmarks.options import BENCHMARKS, AdaptersOptions, CurvesOptions, LanguageModelOptions, ReportOptions
 from benchmarks.report import run
 from benchmarks.runner import command_of
+from benchmarks.usage import Usage, main_thread_s
 from fedcore.algorithms import ALGORITHMS, create
 from fedcore.algorithms.evaluation import EVALUATION
 from fedcore.algorithms.partly_local import PartlyLocal
@@ -172,8 +175,8 @@ def test_the_engine_and_peft_train_the_same_adapters():
     pytest.importorskip("peft")
     shape = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2}
     found = adapters.run(AdaptersOptions(shape=shape | {"vocab_size": 200}, clients=3, rounds=1), lambda *_: None)
-    assert found.values == 2 * 2 * 8 * 16 + 4 * 17
-    assert min(*found.engine_s, *found.peft_s, found.to_peft) > 0
+    assert found["values"] == 2 * 2 * 8 * 16 + 4 * 17
+    assert min(*found["engine_s"], *found["peft_s"], found["to_peft"]) > 0
 
 
 @pytest.mark.long
@@ -181,13 +184,13 @@ def test_a_language_model_is_measured_in_each_number_of_bits():
     pytest.importorskip("transformers")
     sizes = {"hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 1, "vocab_size": 320}
     heads = {"num_attention_heads": 2, "num_key_value_heads": 2}
-    exact, *few = language_model.run(LanguageModelOptions(shape=sizes | heads), lambda *_: None).bits
-    assert [one.bits for one in few] == [8, 4]
+    exact, *few = language_model.run(LanguageModelOptions(shape=sizes | heads), lambda *_: None)["bits"]
+    assert [one["bits"] for one in few] == [8, 4]
     for one, most in zip(few, (0.3, 0.2), strict=True):
-        assert one.blob_ratio == one.blob_mb / exact.blob_mb <= most
-        assert one.parity_l2 <= 1e-5
-        assert one.loss != one.loss_exact
-    assert min(exact.peak_mb, exact.step_ms, exact.report_kb, exact.predict_ms) > 0
+        assert one["blob_ratio"] == one["blob_mb"] / exact["blob_mb"] <= most
+        assert one["parity_l2"] <= 1e-5
+        assert one["loss"] != one["loss_exact"]
+    assert min(exact["peak_mb"], exact["step_ms"], exact["report_kb"], exact["predict_ms"]) > 0
 
 
 def test_a_sysroot_is_made_in_a_checkout_and_an_installed_package_says_so(typed, monkeypatch):
@@ -212,3 +215,20 @@ def test_a_learning_curve_is_of_the_best_point_of_the_grid(monkeypatch):
     assert [one.settings["server_lr"] for one in curve.tried] == [1e-6, 1.0]
     assert [len(accuracies) for accuracies in curve.accuracies] == [1, 1, 1]
     assert len({tuple(accuracies) for accuracies in curve.accuracies}) > 1
+
+
+def test_usage_of_a_process_is_that_of_the_system():
+    used, spent = Usage.of(os.getpid()), sum(os.times()[:2])
+    assert abs(used.cpu_s - spent) < 0.2
+    assert 0 < used.rss_mb <= used.peak_rss_mb
+    assert used.descriptors >= 3
+
+
+def test_cpu_of_the_main_thread_leaves_out_that_of_others():
+    began, mine = main_thread_s(os.getpid()), time.thread_time()
+    other = threading.Thread(target=lambda: sum(range(10_000_000)))
+    other.start()
+    other.join()
+    sum(range(1_000_000))
+    used = main_thread_s(os.getpid()) - began
+    assert used == pytest.approx(time.thread_time() - mine, abs=0.05)

@@ -9,9 +9,8 @@ import pytest
 
 from benchmarks import engine_peers
 from benchmarks.engine import run
-from benchmarks.engine_cores import measure as on_cores
 from benchmarks.engine_peers import BARE, PEERS, RUNNERS, compare
-from benchmarks.engine_scaling import measure
+from benchmarks.engine_processes import measure_cores, measure_scaling
 from benchmarks.engine_workloads import WORKLOADS, Workload, grown, logreg, steps_of
 from benchmarks.options import EngineOptions
 from benchmarks.peer import PeerError, python_with, started
@@ -112,14 +111,14 @@ def torch_alone(monkeypatch):
 @pytest.mark.usefixtures("torch_alone")
 def test_everyone_trains_the_same_clients_to_about_the_same_loss():
     found = compare(1, silent, {"small": SMALL}, {"plain torch loop": PEERS["plain torch loop"]})
-    by = {turn.by: turn for turn in found.turns}
+    by = {turn["by"]: turn for turn in found["turns"]}
     assert list(by) == ["muster, torch", BARE, "plain torch loop"]
     ours, plain = by["muster, torch"], by["plain torch loop"]
-    assert plain.loss == pytest.approx(ours.loss, abs=0.05)
-    assert plain.loss < 4
-    assert ours.muster_is_faster == 1
-    assert found.best_peer_to_muster["small"] == plain.cpu_s_per_round / ours.cpu_s_per_round
-    assert found.to_bare["small"] == pytest.approx(ours.to_bare)
+    assert plain["loss"] == pytest.approx(ours["loss"], abs=0.05)
+    assert plain["loss"] < 4
+    assert ours["muster_is_faster"] == 1
+    assert found["best_peer_to_muster"]["small"] == plain["cpu_s_per_round"] / ours["cpu_s_per_round"]
+    assert found["to_bare"]["small"] == pytest.approx(ours["to_bare"])
 
 
 @pytest.mark.usefixtures("torch_alone")
@@ -146,7 +145,7 @@ def test_cohorts_grow_to_5000_of_as_many_clients_on_a_gpu():
 
 
 def test_rounds_on_all_cores_are_timed_beside_those_of_a_gpu():
-    assert on_cores(SMALL, 1) > 0
+    assert measure_cores(SMALL, 1) > 0
 
 
 def test_steps_are_those_of_batches_of_20():
@@ -160,6 +159,6 @@ def test_peers_are_not_compared_on_a_gpu():
 
 
 def test_two_processes_of_the_engine_are_timed_and_weighed():
-    found = measure("torch", 1, SMALL)
-    assert found.two_processes_faster_by == found.one_process_s / found.two_processes_s > 0
-    assert found.peak_mb_besides_examples > 50
+    found = measure_scaling("torch", 1, SMALL)
+    assert found["two_processes_faster_by"] == found["one_process_s"] / found["two_processes_s"] > 0
+    assert found["peak_mb_besides_examples"] > 50
