@@ -8,7 +8,7 @@ from tests.tree import ROOT
 from tools.count_lines import at, budgets, circles, is_product, work_tree
 
 CEILINGS = {
-    "product lines": 109_000,
+    "product lines": 108_500,
     "Python files outside tests": 786,
     "import lines, %": 10.0,
     "test lines": 79_050,

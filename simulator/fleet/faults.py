@@ -31,8 +31,7 @@ from device_runtime.runner import steps_of
 from fedcore.plan import REPORT, step_graph, steps_graph
 from secagg import packing
 from secagg.encoding import MessageType
-from secagg.keys import SIGNATURE_BYTES
-from secagg.masking import LITTLE, Words
+from secagg.masking import Words
 from secagg.messages import Unmask
 from secagg.packing import PackedSegment
 
@@ -69,15 +68,11 @@ class Recorder:
         packing.encode = encode
 
     def record_message(self, assignment: str, number: MessageType, message: bytes) -> None:
-        """Record a message that is about to be sent, if it holds a masked report or shares."""
+        """Record what was quantised once it is sent masked, and shares before they are sent."""
         if number == MessageType.MASKED and self._quantised:
             np.savez(self._folder / f"{assignment}.quantised.npz", **self._quantised)  # type: ignore[arg-type]
-        if number in {MessageType.MASKED, MessageType.UNMASK}:
+        if number == MessageType.UNMASK:
             (self._folder / f"{assignment}.M{number}.{self._session}").write_bytes(message)
-
-    def record_death(self, assignment: str, number: MessageType, *, sent: bool) -> None:
-        """Record that the process is killed at a message."""
-        (self._folder / f"{assignment}.died.{self._session}").write_text(f"{'after' if sent else 'before'} M{number}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,26 +100,12 @@ class Recording:
             segments, w_max = json.loads(file["terms"].item())
             return Quantised(file["words"], tuple(PackedSegment(**segment) for segment in segments), w_max)
 
-    def uploads(self) -> dict[str, Words]:
-        """The masked words of every upload that was sent, by assignment."""
-        return {
-            assignment: np.frombuffer(path.read_bytes()[SESSION.stop : -SIGNATURE_BYTES], LITTLE)
-            for path, assignment in self._files[f"M{MessageType.MASKED}"].items()
-        }
-
     def shares(self) -> Iterator[tuple[str, bytes, dict[int, tuple[int, int]]]]:
         """The assignment, the session and the shares (kind and share, by position of their owner) in every M11 sent."""
         for path, assignment in self._files[f"M{MessageType.UNMASK}"].items():
             message = path.read_bytes()
             session = message[SESSION]
             yield assignment, session, Unmask.decode(message, session).shares
-
-    def deaths(self) -> dict[str, list[str]]:
-        """The messages at which processes were killed, by assignment."""
-        deaths = defaultdict(list)
-        for path, assignment in self._files["died"].items():
-            deaths[assignment].append(path.read_text())
-        return dict(deaths)
 
 
 # The seconds that a piece of a throttled body takes.
@@ -314,22 +295,20 @@ class RecordedTransport:
         if match is None:
             return self._carrier.send(request)
         assignment, number = match["assignment"], MessageType(int(match["number"]))
-        self._die(assignment, PlannedDeath(number, sent=False))
+        self._die(PlannedDeath(number, sent=False))
         body = b"".join(request.body)
         if self._recorder is not None:
             self._recorder.record_message(assignment, number, body)
         response = self._carrier.send(replace(request, body=[body]))
-        self._die(assignment, PlannedDeath(number, sent=True))
+        self._die(PlannedDeath(number, sent=True))
         return response
 
     def close(self) -> None:
         """Close the wrapped carrier."""
         self._carrier.close()
 
-    def _die(self, assignment: str, here: PlannedDeath) -> None:
+    def _die(self, here: PlannedDeath) -> None:
         if here == self._dies_at:
-            if self._recorder is not None:
-                self._recorder.record_death(assignment, here.message, sent=here.sent)
             os.kill(os.getpid(), signal.SIGKILL)
 
 

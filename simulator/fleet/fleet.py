@@ -140,9 +140,9 @@ class FleetConfig:
     """The devices of a fleet, and their coordinator. At most `concurrency` devices are awake at a time.
 
     kinds: the kinds of devices, in shares by weight. seed: of everything that is drawn. wait_s: the time that a device
-    waits to be selected. sessions: the number of sessions after which the fleet ends. recorded: devices record in their
-    folders what they quantise, send and reveal in secure rounds (recorder.py). policy: of every device; None means the
-    default one. enrolment_secret: the file of the secret that devices in Python prove to know when they enrol.
+    waits to be selected. sessions: the number of sessions after which the fleet ends. policy: of every device; None
+    means the default one. enrolment_secret: the file of the secret that devices in Python prove to know when they
+    enrol.
     """
 
     coordinator: str
@@ -152,7 +152,6 @@ class FleetConfig:
     sessions: int | None = None
     wait_s: float = 30.0
     seed: int = 0
-    recorded: bool = False
     policy: Policy | None = None
     enrolment_secret: Path | None = None
     kinds: tuple[Kind, ...] = equal_kinds((HERE,), ("onnxruntime",))
@@ -263,7 +262,6 @@ class Fleet:
             failure=device.failure,
             policy=config.policy,
             enrolment_secret=None if config.enrolment_secret is None else str(config.enrolment_secret.absolute()),
-            recorder=str(config.folder / device.client / "recorded") if config.recorded else None,
         )
 
     def _next(self) -> _Device | None:

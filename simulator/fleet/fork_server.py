@@ -37,15 +37,14 @@ from fedcore.decoding import decoder
 from fedcore.termination import exit_on_sigterm
 from secagg.keys import PairKey
 from simulator.fleet import faults
-from simulator.fleet.faults import EmulatedDevice, PlannedFailure, Recorder
+from simulator.fleet.faults import EmulatedDevice, PlannedFailure
 
 
 class Start(msgspec.Struct, frozen=True):
     """A command to start one session of one device.
 
     began: the start of its fleet on the machine's monotonic clock. policy: None means the default one.
-    enrolment_secret: the file of the secret, if any. recorder: the folder for records of what it quantises, sends and
-    reveals in a secure round, if any.
+    enrolment_secret: the file of the secret, if any.
     """
 
     client: str
@@ -60,7 +59,6 @@ class Start(msgspec.Struct, frozen=True):
     failure: PlannedFailure
     policy: Policy | None = None
     enrolment_secret: str | None = None
-    recorder: str | None = None
 
 
 class Ended(msgspec.Struct, frozen=True):
@@ -198,9 +196,6 @@ def _run_sessions(commands: int, results: int, others: Iterable[int]) -> NoRetur
 
 
 def _config(start: Start) -> DeviceConfig:
-    recorder = None if start.recorder is None else Recorder(Path(start.recorder))
-    if recorder is not None:
-        recorder.record_quantised()
     return DeviceConfig(
         coordinator=start.coordinator,
         population=start.population,
@@ -210,7 +205,7 @@ def _config(start: Start) -> DeviceConfig:
         backend=start.backend,
         conditions=start.device.source(start.began),
         requirements=start.device.requirements,
-        connect=faults.connect(start.device, start.failure, recorder),
+        connect=faults.connect(start.device, start.failure),
         # A fleet's operator made its plans, and its devices have nothing to lose.
         policy=replace(start.policy or policy_in(Path(start.state)), unsigned_programs=True),
         enrolment_secret=secret_in(start.enrolment_secret),

@@ -18,8 +18,7 @@ from coordinator.rules.eligibility import Requires
 from coordinator.rules.states import RoundState
 from fedcore.wire.messages import Abort, Rejected, encode
 from simulator.forecast.configuration import ForecastConfig
-from simulator.forecast.devices import WAIT_S, Devices
-from simulator.forecast.stretches import DAY_S
+from simulator.forecast.devices import DAY_S, WAIT_S, Devices
 from simulator.forecast.twin import Twin
 
 FIRST_S, SEEDS = 20.0, 8
