@@ -28,8 +28,7 @@ from benchmarks.postgresql import Cluster, binaries, cluster
 from benchmarks.report import task_of
 from benchmarks.usage import main_thread_s
 from coordinator.api.service import Service
-from coordinator.rules.notices import Tally, notice_of, text_of
-from coordinator.rules.return_tokens import MARK_BYTES, Return
+from coordinator.rules.pacing import MARK_BYTES, Return, Tally, notice_of, text_of
 from coordinator.settings import load_settings
 from coordinator.store.tasks import TaskSettings
 from muster.local.server import LocalCoordinator, ServerError, local_coordinator

@@ -12,21 +12,16 @@ from starlette.types import ASGIApp, Lifespan, Receive, Scope, Send
 
 from coordinator.api.admin.access import Access
 from coordinator.api.admin.problems import install_admin_problems
-from coordinator.api.admin.routes import ADMIN, admin_router
+from coordinator.api.admin.routes import ADMIN, admin_router, health_router, metrics_router
 from coordinator.api.devices.assignment_access import AssignmentAccess
-from coordinator.api.devices.endpoints import DeviceApi
-from coordinator.api.devices.masked_reports import MaskedReports
-from coordinator.api.devices.reports import ReportApi
-from coordinator.api.devices.router import DeviceRouter
-from coordinator.api.devices.routes import DEVICES, device_routes, paths_of
-from coordinator.api.devices.uploads import Senders
-from coordinator.api.health import health_router, metrics_router
+from coordinator.api.devices.endpoints import DeviceApi, MaskedReports
+from coordinator.api.devices.reports import ReportApi, Senders
+from coordinator.api.devices.routes import DEVICES, DeviceRouter, device_routes, paths_of
 from coordinator.api.http import install_problems
 from coordinator.api.masked_exchange import MaskedExchange
 from coordinator.api.page import PAGE, PageFiles
-from coordinator.api.replica_channel import ReplicaChannel
+from coordinator.api.replica_channel import ReplicaChannel, ShareSender
 from coordinator.api.service import Service
-from coordinator.api.shares import ShareSender
 from coordinator.dashboard.routes import dashboard_router
 from coordinator.driver.watch import watch_forever
 from coordinator.store.garbage_collection import collect_forever

@@ -14,9 +14,8 @@ from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from coordinator.rules.masked_shares import MaskedAnswer, MaskedNews
+from coordinator.rules.replicas import MaskedAnswer, MaskedNews, Share, SharedRound
 from coordinator.rules.selection import Eligibility
-from coordinator.rules.shared_sums import Share, SharedRound
 from fedcore.params import Float32
 from fedcore.wire.messages import Abort, AssignmentAnswer, CheckInAnswer, Receipt
 

@@ -9,8 +9,7 @@ from typing import Any, Protocol, get_type_hints
 
 import msgspec
 
-from coordinator.rules.alerts import Alert
-from coordinator.rules.assumption import Assumption
+from coordinator.rules.alerts import Alert, Assumption
 from coordinator.rules.audit import AuditEntry
 from coordinator.rules.budget import BudgetReport
 from coordinator.rules.entities import (
@@ -26,8 +25,8 @@ from coordinator.rules.entities import (
     Task,
     Transition,
 )
+from coordinator.rules.kinds import TaskAnswer
 from coordinator.rules.progress import Progress
-from coordinator.rules.questions import TaskAnswer
 from coordinator.rules.roll_outs import Model, ModelCount, ModelVersion, RollOut
 from coordinator.rules.task_settings import TaskSettings
 from fedcore.bundle import Bundle, Manifest

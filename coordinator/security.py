@@ -17,7 +17,7 @@ from sqlalchemy.engine import make_url
 from coordinator.errors import BrokenAudit, CoordinatorError
 from coordinator.keys import check_keys
 from coordinator.lineage import lineage_file
-from coordinator.rules.assumption import Assumption
+from coordinator.rules.alerts import Assumption
 from coordinator.rules.audit import verify, whole_log
 from coordinator.rules.progress import DRIVER_SILENT_S
 from coordinator.rules.task_settings import TaskSettings

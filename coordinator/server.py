@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import uvicorn
 
-from coordinator.api.middleware import FewAtOnce, RequestMiddleware
+from coordinator.api.http import FewAtOnce, RequestMiddleware
 from coordinator.api.replica_routing import Router
 from coordinator.api.service import Service
 from coordinator.app import admin_app, device_app

@@ -21,7 +21,7 @@ import msgspec
 
 from coordinator.errors import WebhookFailed
 from coordinator.rules.alerts import Alert, AlertEvent, AlertKind
-from coordinator.webhook_address import place_of, read_secret
+from coordinator.settings import place_of, read_secret
 
 LIMIT_S = 10.0
 """The time limit of a try, from the look-up of the address to the status of the answer."""

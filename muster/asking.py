@@ -22,7 +22,7 @@ from secagg.parameters import LEAST_COHORT
 if TYPE_CHECKING:
     from coordinator.operations import TaskStore
     from coordinator.rules.entities import Task
-    from coordinator.rules.questions import TaskAnswer
+    from coordinator.rules.kinds import TaskAnswer
     from export.questions.asked import Asked, Asks
     from export.questions.heavy_hitters import AskedHitters
     from fedcore.bundle import Bundle
@@ -308,8 +308,7 @@ def explained(asked: Asks, settings: Mapping[str, Any], formats: Sequence[str], 
 
     Raises InvalidTask for settings that cannot be, and what an export raises.
     """
-    from coordinator.rules.packed_segments import report_bytes
-    from coordinator.rules.private_sums import with_least_noise
+    from coordinator.rules.private_sums import report_bytes, with_least_noise
     from coordinator.rules.task_settings import TaskSettings
     from fedcore.validation import build
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import msgspec
 
-from coordinator.rules.assumption import Assumption
+from coordinator.rules.alerts import Assumption
 from device_runtime.native.library import default_folder, shim_name
 from device_runtime.permission.policy import Policy
 from device_runtime.sandbox.confinement import lacking

@@ -44,7 +44,7 @@ def released(  # noqa: PLR0913  # a release says so much
     for the population refuse the release. algorithm_modules: as of `open_coordinator_store`.
     """
     from coordinator.rules.entities import Regularly
-    from coordinator.store.bundles import release_of
+    from coordinator.store.starting import release_of
 
     release = release_of(
         bundle,

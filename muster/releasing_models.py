@@ -7,8 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
 from coordinator.errors import InvalidModel, UnknownRound
-from coordinator.rules.model_gate import PREFIX, Gate
-from coordinator.rules.roll_outs import ModelVersion
+from coordinator.rules.roll_outs import PREFIX, Gate, ModelVersion
 from coordinator.rules.states import RoundState
 from coordinator.store.starting import round_of
 from device_runtime.permission.policy import Policy

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from coordinator.rules.buffers import mean_staleness
 from coordinator.rules.entities import RoundRecord
-from coordinator.rules.figures import Figures, figures_of, means_of
+from coordinator.rules.evaluated import Figures, figures_of, means_of
 from fedcore.figures import PERCENTILES
 from muster.output import say, show_table
 

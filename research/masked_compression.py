@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from coordinator.rules.packed_segments import ReportBytes, report_bytes
+from coordinator.rules.private_sums import ReportBytes, report_bytes
 from coordinator.rules.task_settings import Secagg, TaskSettings
 from export.model import Model
 from export.models import load as load_model

@@ -10,7 +10,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from coordinator.rules.divergence import START
+from coordinator.rules.progress import START
 from coordinator.rules.task_settings import MOST_LOSS_GROWTH
 from simulator.engines.examples import DIVERGED
 from simulator.population import Population

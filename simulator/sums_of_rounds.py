@@ -11,9 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from coordinator.errors import InvalidTask
-from coordinator.rules.longest_updates import held_sum
-from coordinator.rules.packed_segments import check_device_noise, most_in_group, packed_segments
-from coordinator.rules.settings_fit import check_masked_rounding
+from coordinator.rules.aggregation import held_sum
+from coordinator.rules.private_sums import check_device_noise, most_in_group, packed_segments
+from coordinator.rules.release import check_masked_rounding
 from coordinator.rules.task_settings import PrivacyBudget, Secagg, TaskSettings
 from export.model import Model
 from fedcore.algorithms.algorithm import Algorithm

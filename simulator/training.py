@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, ClassVar, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from coordinator.rules.divergence import START
+from coordinator.rules.progress import START
 from export.model import Model
 from fedcore.algorithms import settings_of
 from fedcore.algorithms.algorithm import Algorithm, Broadcast, Carry, ClientState, Report, ServerStep, State, Vector

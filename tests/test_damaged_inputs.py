@@ -14,7 +14,7 @@ import pytest
 
 from authority.errors import NotAttested
 from coordinator.api.devices.reports import parse_report
-from coordinator.api.examples import EXAMPLES
+from coordinator.api.openapi import EXAMPLES
 from coordinator.errors import InvalidReport
 from device_runtime.work import decode_unweighted
 from fedcore import checkpoint

@@ -11,8 +11,8 @@ import sqlalchemy
 from alembic.autogenerate import produce_migrations, render_python_code
 from alembic.migration import MigrationContext
 
+from coordinator.store.database import make_tables
 from coordinator.store.database_engines import open_engines
-from coordinator.store.migrations import make_tables
 from coordinator.store.tables import METADATA
 
 

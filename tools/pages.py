@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     import sqlalchemy
 
     from benchmarks.curves import Curve, Curves
-    from coordinator.dashboard.settings_table import Group
+    from coordinator.dashboard.new_task import Group
     from fedcore.algorithms.facts import AlgorithmFacts
     from fedcore.validation import Setting
 
@@ -165,14 +165,14 @@ def metrics() -> str:
 
 def settings_of_tasks() -> str:
     """The settings of a task, a table for its own and one for each part."""
-    from coordinator.dashboard.settings_table import groups
+    from coordinator.dashboard.new_task import groups
 
     return "\n".join(settings_of(group) for group in groups())
 
 
 def settings_of_simulations() -> str:
     """The settings of a simulation; of a part that tasks have too, a reference to it."""
-    from coordinator.dashboard.settings_table import groups
+    from coordinator.dashboard.new_task import groups
     from simulator.configuration import SimulationConfig
 
     of_tasks = [group.settings for group in groups()]

@@ -21,8 +21,7 @@ from coordinator.api.service import Service
 from coordinator.commands import ExchangeMasked
 from coordinator.errors import ConflictingReport, NoLongerNeeded, Refusal, Unavailable, UnusableMessage
 from coordinator.failpoints import reach
-from coordinator.rules.leases import maker_of
-from coordinator.rules.masked_shares import (
+from coordinator.rules.replicas import (
     Claim,
     Denial,
     Grant,
@@ -33,6 +32,7 @@ from coordinator.rules.masked_shares import (
     decode_answer,
     decode_news,
     encode_news,
+    maker_of,
 )
 from secagg.errors import SecaggError
 from secagg.session import ExpectedVector, MaskedSum, no_words

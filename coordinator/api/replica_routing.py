@@ -27,11 +27,10 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from coordinator.api.http import ONWARD, answer_refusal, header_of
 from coordinator.api.masked_exchange import MASKED, take_masked
-from coordinator.api.replica_channel import FORWARDED, answer_replica, proof_of, wait_while_there
+from coordinator.api.replica_channel import FORWARDED, SHARES, answer_replica, proof_of, take_shares, wait_while_there
 from coordinator.api.service import Service
-from coordinator.api.shares import SHARES, take_shares
 from coordinator.errors import Refusal, Unavailable
-from coordinator.rules.leases import maker_of
+from coordinator.rules.replicas import maker_of
 
 _LOG = logging.getLogger(__name__)
 _POPULATION = re.compile(r"/v1/populations/([^/]+)/checkins")

@@ -1,20 +1,27 @@
-"""The parts of a coordinator that both of its APIs use."""
+"""The parts of a coordinator that both of its APIs use, enrolment and counts of check-ins among them."""
 
 from __future__ import annotations
 
 import random
+import threading
+from collections import Counter, OrderedDict, defaultdict
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from itertools import takewhile
 
+from sqlalchemy.exc import IntegrityError
+
+from authority import errors
 from authority.attestation import Attestation
-from coordinator.api.authentication import Authenticator
-from coordinator.api.check_in_counts import CheckInCounts
-from coordinator.api.enrolment import Registry
+from coordinator.api.authentication import Authenticator, demand_allowed
 from coordinator.api.limits import Limits
 from coordinator.driver.driver import Driver
 from coordinator.driver.replica_membership import Membership, ReplicaConfig
+from coordinator.errors import NotAttested
 from coordinator.keys import Keys, open_both
 from coordinator.metrics import Metrics
 from coordinator.recent_lines import RecentLines
+from coordinator.rules.audit import Action
 from coordinator.secure.beacon_client import BeaconClient
 from coordinator.secure.group import Executors
 from coordinator.secure.round import SecureRoundFactory
@@ -23,7 +30,157 @@ from coordinator.settings import Settings
 from coordinator.store.tasks import CoordinatorStore, open_coordinator_store
 from coordinator.webhook import Webhook
 from fedcore.signing import public_key
-from fedcore.wire.messages import SecaggParties
+from fedcore.wire.messages import (
+    AttestationEvidence,
+    Enrol,
+    Enrolled,
+    HeldCredential,
+    SecaggParties,
+    StatedCapabilities,
+)
+from fedcore.wire.signatures import device_id
+from secagg.errors import SecaggError
+from secagg.keys import check_credential
+
+_MOST_KINDS, _LONGEST = 30, 60
+_MOST_DEVICES = 100_000
+"""Devices that are remembered at once, of all populations together."""
+SPAN_S, _SPANS = 600.0, 144
+"""Check-ins are counted in spans of ten minutes, for a day."""
+AWAKE_S = 600.0
+OTHER = "other"
+
+
+@dataclass(frozen=True, slots=True)
+class PopulationCounts:
+    """Counts of a population: devices of the last day, and of the last ten minutes; check-ins by what devices state.
+
+    over_time: check-ins by when their span began, in seconds since 1970, ascending, from the first to this moment's.
+    """
+
+    devices: int
+    awake: int
+    runtimes: Mapping[str, int]
+    versions: Mapping[str, int]
+    over_time: tuple[tuple[float, int], ...]
+
+
+@dataclass(slots=True)
+class _Population:
+    devices: int = 0
+    runtimes: Counter[str] = field(default_factory=Counter)
+    versions: Counter[str] = field(default_factory=Counter)
+    spans: Counter[int] = field(default_factory=Counter)
+
+
+class CheckInCounts:
+    """The check-ins at this process since it began. Safe from any thread; times in seconds since 1970."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._populations: defaultdict[str, _Population] = defaultdict(_Population)
+        self._seen: OrderedDict[tuple[str, int], float] = OrderedDict()
+        """When each device of a population last came, the latest last."""
+
+    def add(self, population: str, device: str, able: StatedCapabilities, now: float) -> None:
+        """Count a check-in of a device for a population that exists."""
+        with self._lock:
+            counts = self._populations[population]
+            _count(counts.runtimes, f"{able.runtime}, {able.engine}")
+            _count(counts.versions, f"{able.runtime} {able.version}")
+            span = int(now // SPAN_S)
+            if span not in counts.spans:
+                _forget_spans(counts, now)
+            counts.spans[span] += 1
+            # Only a hash is kept, not the id: we only count devices.
+            key = population, hash(device)
+            counts.devices += key not in self._seen
+            self._seen[key] = now
+            self._seen.move_to_end(key)
+            self._forget_devices(now)
+
+    def of(self, population: str, now: float) -> PopulationCounts:
+        """The counts of a population."""
+        with self._lock:
+            counts = self._populations.get(population, _Population())
+            _forget_spans(counts, now)
+            self._forget_devices(now)
+            latest = takewhile(lambda seen: seen[1] >= now - AWAKE_S, reversed(self._seen.items()))
+            awake = sum(name == population for (name, _), _ in latest)
+            spans = range(min(counts.spans), int(now // SPAN_S) + 1) if counts.spans else ()
+            over_time = tuple((span * SPAN_S, counts.spans[span]) for span in spans)
+            runtimes, versions = (dict(tally.most_common()) for tally in (counts.runtimes, counts.versions))
+            return PopulationCounts(counts.devices, awake, runtimes, versions, over_time)
+
+    def _forget_devices(self, now: float) -> None:
+        first = now - SPAN_S * _SPANS
+        while self._seen and (len(self._seen) > _MOST_DEVICES or next(iter(self._seen.values())) < first):
+            (population, _), _ = self._seen.popitem(last=False)
+            self._populations[population].devices -= 1
+
+
+def _count(counts: Counter[str], stated: str) -> None:
+    kind = stated[:_LONGEST]
+    counts[kind if kind in counts or len(counts) < _MOST_KINDS else OTHER] += 1
+
+
+def _forget_spans(counts: _Population, now: float) -> None:
+    first = int(now // SPAN_S) - _SPANS
+    for span in [span for span in counts.spans if span < first]:
+        del counts.spans[span]
+
+
+@dataclass(frozen=True, slots=True)
+class Registry:
+    """Enrols devices, from any thread. parties: gives those of secure rounds; None where there are none."""
+
+    store: CoordinatorStore
+    attestation: Attestation
+    parties: Callable[[], SecaggParties | None]
+
+    def enrol(self, message: Enrol, key: str, created: int) -> Enrolled:
+        """Make the holder of `key` a device; its row is durable when this returns. May be repeated.
+
+        `created` is when the request was signed. Raises NotAttested, or DeviceRevoked.
+        """
+        kind = self._check(message.attestation, key, created)
+        device = device_id(key)
+        self._write_once(device, key, kind)
+        return Enrolled(device, self.parties())
+
+    def _check(self, evidence: AttestationEvidence, key: str, created: int) -> str:
+        """The kind of the evidence. Raises NotAttested."""
+        try:
+            if isinstance(evidence, HeldCredential):
+                return self._check_credential(evidence, key, created)
+            return self.attestation.check(evidence, key, created)
+        except (errors.NotAttested, SecaggError) as error:
+            raise NotAttested(str(error)) from error
+
+    def _check_credential(self, held: HeldCredential, key: str, created: int) -> str:
+        parties = self.parties()
+        if parties is None:
+            raise NotAttested("this coordinator has no enrolment authority")
+        credential = check_credential(parties.authority, held.secagg, held.credential, created)
+        if credential.device.hex() != device_id(key):
+            raise NotAttested("the credential is another device's")
+        return "credential"
+
+    def _write_once(self, device: str, key: str, kind: str) -> None:
+        with self.store.database.reading() as records:
+            enrolled = records.devices.find(device)
+        if enrolled is not None:
+            demand_allowed(enrolled)
+            return
+        try:
+            with self.store.database.writing() as records:
+                records.devices.add(device, key, kind)
+                records.audit.append("a device", Action.DEVICE_ENROLLED, device, kind)
+        except IntegrityError:
+            # Another process enrolled the same key meanwhile: its row is this one.
+            with self.store.database.reading() as records:
+                if records.devices.find(device) is None:
+                    raise
 
 
 @dataclass(frozen=True, slots=True)

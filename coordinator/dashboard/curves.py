@@ -1,11 +1,14 @@
-"""Curves as the numbers of an inline SVG: points, axes with round numbers, linear or logarithmic."""
+"""Pictures of the dashboard as the numbers of an inline SVG: curves, answers, and tasks compared."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
+
+from coordinator.rules.kinds import TaskAnswer, kind_of
+from coordinator.store.records.records import Records
 
 WIDTH, HEIGHT = 360, 200
 _LEFT, _RIGHT, _TOP, _BOTTOM = 48, 10, 10, 34
@@ -149,3 +152,188 @@ def _round_step(step: float) -> float:
     """The next number of 1, 2 or 5 times a power of ten that is no smaller."""
     power = 10.0 ** math.floor(math.log10(step))
     return next(power * factor for factor in (1, 2, 5, 10) if power * factor >= step * (1 - 1e-9))
+
+
+LEFT, RIGHT, TOP, BOTTOM = Chart.left, Chart.right, Chart.top, Chart.bottom
+"""The edges of what is drawn in, those of curves."""
+_MOST_PICTURES = 4
+_MOST_BARS = 24
+"""More groups of numbers are drawn as a line."""
+_MOST_IN_GRID = 40
+"""Rows or columns of a grid that can be told apart."""
+_LABELS = 8
+"""Labels beside an axis that have room."""
+_LETTER = 7.0
+"""The width of a letter."""
+_LETTERS_BESIDE = 6
+"""The letters of a name on the left of a picture."""
+_LARGEST = 1e100
+"""Numbers of which differences are finite."""
+_ROOM = 0.8
+"""The share of its place that a bar takes."""
+
+
+class Mark(NamedTuple):
+    """A bar or a cell: its place and size, how dark it is from 0 to 1, where its error ends, and what it stands for."""
+
+    x: float
+    y: float
+    width: float
+    height: float
+    shade: float
+    error: tuple[float, float] | None
+    words: str
+
+
+class Bars(NamedTuple):
+    """Bars over the groups of one key, or the cells of a grid over those of two. zero: where bars begin."""
+
+    name: str
+    kind: str
+    horizontal: str
+    vertical: str
+    marks: tuple[Mark, ...]
+    across: tuple[Tick, ...]
+    up: tuple[Tick, ...]
+    zero: float
+    left: float = LEFT
+    right: float = RIGHT
+    bottom: float = BOTTOM
+
+
+class Labels(NamedTuple):
+    """The columns that name the groups, by their places: one for each key; and all that only name something."""
+
+    keys: tuple[int, ...]
+    names: frozenset[int]
+
+
+Picture: TypeAlias = Chart | Bars
+Column: TypeAlias = Sequence[float | None]
+
+
+def pictures(answer: TaskAnswer, labels: Labels) -> list[Picture]:
+    """Pictures of the first columns with sums that are numbers, over one key or two."""
+    keys = labels.keys
+    if not answer.rows or not 1 <= len(keys) <= 2:
+        return []
+    drawn: list[Picture] = []
+    for place in (place for place in range(len(answer.columns)) if place not in labels.names):
+        values = [_number(row[place]) for row in answer.rows]
+        errors = [row[place] for row in answer.errors] if answer.errors else [None] * len(values)
+        if any(value is not None for value in values) and len(drawn) < _MOST_PICTURES:
+            one = _over_one(answer, keys[0], place, values, errors) if len(keys) == 1 else None
+            picture = one or (_grid(answer, keys, place, values) if len(keys) == 2 else None)
+            drawn += [] if picture is None else [picture]
+    return drawn
+
+
+def _over_one(answer: TaskAnswer, key: int, place: int, values: Column, errors: Column) -> Picture | None:
+    name, horizontal = answer.columns[place], answer.columns[key]
+    groups = [row[key] for row in answer.rows]
+    numbers = [_number(group) for group in groups]
+    if len(groups) > _MOST_BARS:
+        pairs = zip(numbers, values, strict=True)
+        points = sorted((at, value) for at, value in pairs if at is not None and value is not None)
+        whole = all(at == round(at) for at, _ in points)
+        return chart(name, {name: points}, horizontal=horizontal, whole=whole) if points else None
+    scale = _scale(values, errors)
+    step = (RIGHT - LEFT) / len(groups)
+    zero, marks = scale.place(0.0), []
+    for index, (value, error) in enumerate(zip(values, errors, strict=True)):
+        if value is None:
+            continue
+        at, x = scale.place(value), LEFT + step * (index + (1 - _ROOM) / 2)
+        whisker = None
+        if error is not None:
+            whisker = (scale.place(max(value - error, scale.low)), scale.place(min(value + error, scale.high)))
+        words = f"{horizontal} {groups[index]}: {value:.6g}" + ("" if error is None else f" ± {error:.3g}")
+        marks.append(Mark(x, min(at, zero), step * _ROOM, abs(at - zero), 1.0, whisker, words))
+    across = _labels(groups, LEFT, step, _letters(len(groups)))
+    return Bars(name, "bars", horizontal, "", tuple(marks), across, scale.ticks(), zero)
+
+
+def _scale(values: Column, errors: Column) -> Scale:
+    """From numbers to heights, with 0 among them. Of errors that are larger than all values the ends are cut off."""
+    known = [(value, error or 0.0) for value, error in zip(values, errors, strict=True) if value is not None]
+    low, high = min(0.0, *(value for value, _ in known)), max(0.0, *(value for value, _ in known))
+    room = (high - low) / 2 or 1.0
+    low = max(min(0.0, *(value - error for value, error in known)), low - room)
+    high = min(max(0.0, *(value + error for value, error in known)), high + room)
+    return Scale(low, high, BOTTOM, TOP)
+
+
+def _grid(answer: TaskAnswer, keys: Sequence[int], place: int, values: Column) -> Bars | None:
+    down, across = (list(dict.fromkeys(row[key] for row in answer.rows)) for key in keys)
+    if max(len(down), len(across)) > _MOST_IN_GRID:
+        return None
+    known = [value for value in values if value is not None]
+    low, high = min(0.0, *known), max(known)
+    width, height = (RIGHT - LEFT) / len(across), (BOTTOM - TOP) / len(down)
+    marks = []
+    for row, value in zip(answer.rows, values, strict=True):
+        if value is None:
+            continue
+        x, y = LEFT + width * across.index(row[keys[1]]), TOP + height * down.index(row[keys[0]])
+        shade = 1.0 if high <= low else (value - low) / (high - low)
+        words = ", ".join(f"{answer.columns[key]} {row[key]}" for key in keys)
+        marks.append(Mark(x, y, width, height, shade, None, f"{words}: {value:.6g}"))
+    vertical, horizontal = (answer.columns[key] for key in keys)
+    names = _labels(across, LEFT, width, _letters(len(across))), _labels(down, TOP, height, _LETTERS_BESIDE)
+    return Bars(answer.columns[place], "grid", horizontal, vertical, tuple(marks), *names, BOTTOM)
+
+
+def _labels(groups: Sequence[object], start: float, step: float, room: int) -> tuple[Tick, ...]:
+    """The names of groups, at the middle of their places; of many, some. room: the letters that a name may have."""
+    stride = math.ceil(len(groups) / _LABELS)
+    return tuple(
+        Tick(start + step * (index + 0.5), _short(group, room))
+        for index, group in enumerate(groups)
+        if index % stride == 0
+    )
+
+
+def _short(group: object, most: int) -> str:
+    text = "NULL" if group is None else f"{group:.4g}" if isinstance(group, float) else str(group)
+    return text if len(text) <= most else text[: most - 1] + "…"
+
+
+def _letters(groups: int) -> int:
+    """The letters of names that stand beside each other below a picture."""
+    return int((RIGHT - LEFT) / min(groups, _LABELS) / _LETTER)
+
+
+def _number(value: object) -> float | None:
+    """A number of a table that can be drawn; None for NULL, text, several numbers and what is beyond all measure."""
+    return float(value) if isinstance(value, int | float) and abs(value) < _LARGEST else None
+
+
+_MOST = 6
+"""Tasks in one picture: more colours cannot be told apart."""
+
+
+def comparison(chosen: Sequence[str], metric: str, scale: str, records: Records) -> dict[str, Any]:
+    """The page that compares the tasks with these ids; without a metric, by the first that one of them has.
+
+    Ids of no task are left out, and so are tasks beyond the sixth, and questions, which have no curve.
+    """
+    tasks = [task for task in records.tasks()[::-1] if kind_of(task.algorithm.name) != "question"]
+    shown = [task for task in tasks if task.id in chosen][:_MOST]
+    curves = {task.id: records.overview.curve(task.id) for task in shown}
+    metrics = sorted({name for rounds in curves.values() for _, values in rounds for name in values})
+    metric = metric if metric in metrics else next(iter(metrics), "")
+    series = {
+        f"{task.name}, {task.id[:4]}": [
+            (number, values[metric]) for number, values in curves[task.id] if metric in values
+        ]
+        for task in shown
+    }
+    return {
+        "tasks": tasks,
+        "chosen": {task.id for task in shown},
+        "metrics": metrics,
+        "metric": metric,
+        "scale": scale,
+        "chart": chart(metric, series, unit_of(metric), log=scale == "log"),
+        "most": _MOST,
+    }

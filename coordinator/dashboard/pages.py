@@ -1,45 +1,219 @@
-"""Pages of the dashboard: the overview and a task, which follow what happens, and those that stand still."""
+"""Pages of the dashboard, live where they follow what happens, with links to join and the page of the API."""
 
 from __future__ import annotations
 
+import asyncio
+import re
 import time
-from collections.abc import AsyncIterator
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from contextlib import suppress
 from functools import partial
 from importlib.resources import files
-from typing import Any
+from typing import Any, NamedTuple, TypeAlias
+from urllib.parse import urlencode, urlsplit
 
+import segno
 from fastapi import FastAPI
 from fastapi.sse import ServerSentEvent
+from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
+from coordinator.api.limits import DRAWN_AT_ONCE, ConnectionLimit
+from coordinator.api.openapi import BYTES
 from coordinator.api.page import PAGE
 from coordinator.api.service import Service
-from coordinator.dashboard.api_page import api_page, names_of
-from coordinator.dashboard.compare import comparison
-from coordinator.dashboard.forms import Number, RowId
-from coordinator.dashboard.join_links import join_link
+from coordinator.dashboard.curves import comparison
 from coordinator.dashboard.models import model_page, models_page
-from coordinator.dashboard.overview import MOST_ALIKE, Asked, folded, overview_page
+from coordinator.dashboard.new_task import told_apart, values
 from coordinator.dashboard.questions import asked_part
-from coordinator.dashboard.rendering import HEADERS, Renderer
-from coordinator.dashboard.round_views import round_page, rounds_page
-from coordinator.dashboard.settings_table import told_apart, values
-from coordinator.dashboard.streams import Look, Streams
-from coordinator.dashboard.views import kept_models, population_page, task_page
-from coordinator.dashboard.web_sessions import WebSessions
-from coordinator.errors import UnknownBlob, UnknownModel, UnknownPopulation, UnknownRound, UnknownTask
+from coordinator.dashboard.rendering import HEADERS, Number, Renderer, RowId, Visitor, WebSessions
+from coordinator.dashboard.views import (
+    MOST_ALIKE,
+    Asked,
+    folded,
+    kept_models,
+    overview_page,
+    population_page,
+    round_page,
+    rounds_page,
+    task_page,
+)
+from coordinator.errors import Unavailable, UnknownBlob, UnknownModel, UnknownPopulation, UnknownRound, UnknownTask
+from coordinator.operations import PREFIX
 from coordinator.rules.audit import Action
 from coordinator.rules.budget import CLAIM
+from coordinator.rules.entities import Task
 from coordinator.rules.kinds import kind_of
-from coordinator.rules.packed_segments import report_bytes
+from coordinator.rules.private_sums import report_bytes
 from coordinator.rules.states import TaskState
 from coordinator.store.budgets import budget_report
 from coordinator.store.records.overview import TaskQuery
 from coordinator.store.records.records import Records
 from fedcore.algorithms.facts import facts_of
 from fedcore.bundle import decode_certificate
+
+Look: TypeAlias = Callable[[Records], dict[str, Any]]
+"""What a page shows, from rows."""
+_TICK_S = 1.0
+_REDRAW_S = 5.0
+"""The interval after which a page is drawn anew: it shows ages in seconds. And a row may become visible after another
+one of a greater id, which was taken for the last."""
+_MOST_STREAMS = 100
+
+
+class Streams:
+    """The streams of open pages."""
+
+    def __init__(self, service: Service, sessions: WebSessions, renderer: Renderer) -> None:
+        self._service = service
+        self._sessions = sessions
+        self._renderer = renderer
+        self._open = ConnectionLimit(_MOST_STREAMS)
+        self._turns = asyncio.Semaphore(DRAWN_AT_ONCE)
+
+    async def watching(self) -> AsyncIterator[None]:
+        """Count an open page as long as it is. Raises Unavailable when as many are open as may be."""
+        with self._open.hold():
+            yield
+
+    async def follow(self, request: Request, template: str, look: Look) -> AsyncIterator[ServerSentEvent]:
+        """The part of a page, again whenever something changed, until the session ends or the coordinator stops."""
+        last: object = None
+        drawn_at, ending = -_REDRAW_S, False
+        with suppress(UnknownTask):
+            while not ending:
+                ending = self._service.driver.draining  # the last drawing says so
+                if ending or time.monotonic() - drawn_at >= _REDRAW_S:
+                    last = None
+                with suppress(Unavailable):  # the page stays as it is until the database is back
+                    async with self._turns:
+                        # Asked again every time: a session whose token was revoked sees nothing more.
+                        if not (visitor := await run_in_threadpool(self._sessions.visitor, request)).token:
+                            return
+                        version, html = await run_in_threadpool(self._fragment, template, look, visitor, last)
+                    if version != last:
+                        yield ServerSentEvent(raw_data=html)
+                        drawn_at = time.monotonic()
+                    last = version
+                await asyncio.sleep(0 if ending else _TICK_S)
+
+    def _fragment(self, template: str, look: Look, visitor: Visitor, last: object) -> tuple[object, str]:
+        waiting = self._service.metrics.registry.get_sample_value("muster_sessions_waiting")
+        with self._service.store.database.reading() as records:
+            version = (records.overview.version(), records.observations.version(), waiting)
+            if version == last:
+                return version, ""
+            return version, self._renderer.part(template, visitor, **look(records))
+
+
+class JoinLink(NamedTuple):
+    """A link to the page for browsers. signers: the public keys that release plans, which the link names.
+
+    qr: the link as a QR code, an SVG picture; empty where it is too long for one.
+    """
+
+    url: str
+    signers: tuple[str, ...]
+    qr: str
+
+    @property
+    def secure(self) -> bool:
+        """Whether it is one by HTTPS: other pages hold keys only on the coordinator's own machine."""
+        return urlsplit(self.url).scheme == "https"
+
+
+def join_link(page_url: str, population: str, tasks: Iterable[Task]) -> JoinLink:
+    """The link for a population whose page is at page_url; it names the signers of the tasks that may go on."""
+    releases = [task.release for task in tasks if not task.state.ended]
+    signers = tuple(sorted({release.signer for release in releases if release is not None}))
+    url = f"{page_url}?{urlencode({'population': population, 'signer': signers}, doseq=True, safe=':')}"
+    return JoinLink(url, signers, _qr(url))
+
+
+def _qr(text: str) -> str:
+    try:
+        code = segno.make_qr(text, error="l")  # the least; more where the size has room
+    except segno.DataOverflowError:
+        return ""
+    # Dark on light in dark mode too, with the four-module border of ISO/IEC 18004: scanners need both.
+    return code.svg_inline(border=4, dark="#000", light="#fff", omitsize=True, svgclass=None, lineclass=None)
+
+
+_ADMIN = "admin"
+_CURL = 'curl -H "Authorization: Bearer $TOKEN"'
+
+
+class Operation(NamedTuple):
+    """An operation as the page shows it. refusals: its own errors, without those that most operations have."""
+
+    title: str
+    about: str
+    curl: str
+    parameters: list[dict[str, Any]]
+    bodies: dict[str, Any]
+    answers: dict[str, Any]
+    refusals: dict[str, str]
+
+
+def api_page(document: Mapping[str, Any]) -> dict[str, Any]:
+    """Operations by noun, the errors that at least half of all have, and messages by name."""
+    every = [(path, method, one) for path, methods in document["paths"].items() for method, one in methods.items()]
+    counted = Counter(refusal for _, _, one in every for refusal in _refusals(one).items())
+    common = {refusal for refusal, count in counted.items() if 2 * count >= len(every)}
+    nouns: dict[str, list[Operation]] = {}
+    for path, method, one in every:
+        operation = Operation(
+            title=f"{method.upper()} {path}",
+            about=one.get("description") or one.get("summary", ""),
+            curl=_curl(path, method, one),
+            parameters=one.get("parameters", []),
+            bodies=one.get("requestBody", {}).get("content", {}),
+            answers={status: answer for status, answer in one["responses"].items() if status < "400"},
+            refusals=dict(_refusals(one).items() - common),
+        )
+        nouns.setdefault(_noun(path, one), []).append(operation)
+    messages = document["components"]["schemas"]
+    return {"title": document["info"]["title"], "nouns": nouns, "common": sorted(common), "messages": messages}
+
+
+def names_of(schema: Any) -> list[str]:
+    """The names of the messages that a part of the document refers to, in order."""
+    if isinstance(schema, dict):
+        own = [schema["$ref"].rpartition("/")[2]] if "$ref" in schema else []
+        return own + [name for inner in schema.values() for name in names_of(inner)]
+    return [name for inner in schema for name in names_of(inner)] if isinstance(schema, list) else []
+
+
+def _refusals(one: Mapping[str, Any]) -> dict[str, str]:
+    return {status: answer["description"] for status, answer in one["responses"].items() if status >= "400"}
+
+
+def _noun(path: str, one: Mapping[str, Any]) -> str:
+    """The kind of thing that an operation is about: the last that its path names one of, or else the first word."""
+    if one["tags"] != [_ADMIN]:
+        return str(one["tags"][0])
+    named = re.findall(r"(\w+)/{", path)
+    return str(named[-1]) if named else path.removeprefix(f"{PREFIX}/")
+
+
+def _curl(path: str, method: str, one: Mapping[str, Any]) -> str:
+    """What asks for it in a shell, where TOKEN, MUSTER and what the path names are variables."""
+    parts = [_CURL if "401" in one["responses"] else "curl"]
+    bodies = list(one.get("requestBody", {}).get("content", {}))
+    if method != "get":
+        parts.append({"head": "--head"}.get(method, f"-X {method.upper()}"))
+    if bodies:
+        parts.append(f"-H 'Content-Type: {bodies[0]}' --data-binary @FILE")
+    if any(BYTES in answer.get("content", {}) for answer in one["responses"].values()):
+        parts.append("--output FILE")
+    asked = [each["name"] for each in one.get("parameters", []) if each["in"] == "query" and each.get("required")]
+    query = "&".join(f"{name}=${name.upper()}" for name in asked)
+    filled = re.sub(r"{(\w+)}", lambda found: f"${{{found[1].upper()}}}", path)
+    return " ".join([*parts, f'"$MUSTER{filled}{"?" if query else ""}{query}"'])
+
 
 _LOOK_S = 3600.0
 """The page of an answer that is opened again and again leaves one entry of the audit log in so long."""

@@ -6,11 +6,10 @@ import shlex
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from coordinator.dashboard.answers import Labels, Picture, pictures
+from coordinator.dashboard.curves import Labels, Picture, pictures
 from coordinator.errors import UnknownBlob
 from coordinator.rules.entities import Task
-from coordinator.rules.kinds import QUESTIONS, question_of
-from coordinator.rules.questions import TaskAnswer, answers_twice, question_in
+from coordinator.rules.kinds import QUESTIONS, TaskAnswer, answers_twice, question_in, question_of
 from coordinator.store.questions import read_answer
 from coordinator.store.records.records import Records
 from coordinator.store.tasks import CoordinatorStore

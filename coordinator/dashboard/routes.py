@@ -9,14 +9,11 @@ from fastapi.sse import EventSourceResponse
 
 from coordinator.api.admin.access import Access
 from coordinator.api.service import Service
-from coordinator.dashboard.actions import Actions
-from coordinator.dashboard.downloads import Downloads
-from coordinator.dashboard.model_forms import ModelForms
+from coordinator.dashboard.actions import Actions, Downloads
+from coordinator.dashboard.models import ModelForms
 from coordinator.dashboard.new_task import NewTaskForm
-from coordinator.dashboard.pages import Pages
-from coordinator.dashboard.rendering import Renderer
-from coordinator.dashboard.streams import Streams
-from coordinator.dashboard.web_sessions import WebSessions
+from coordinator.dashboard.pages import Pages, Streams
+from coordinator.dashboard.rendering import Renderer, WebSessions
 
 
 def dashboard_router(service: Service, access: Access) -> APIRouter:

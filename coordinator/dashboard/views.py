@@ -1,23 +1,289 @@
-"""Values that the pages of a task and of a population show: rows in, no HTML."""
+"""Values that the pages of tasks, rounds and populations show: rows in, no HTML."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, NamedTuple, TypeAlias
+from urllib.parse import urlencode
 
-from coordinator.api.check_in_counts import PopulationCounts
-from coordinator.dashboard import funnel
+import numpy as np
+from fastapi import Depends
+from pydantic import Field
+
+from coordinator.api.service import PopulationCounts
 from coordinator.dashboard.curves import Chart, chart, charts
-from coordinator.dashboard.funnel import Funnel
-from coordinator.dashboard.overview import TaskLine, task_lines, task_table
-from coordinator.dashboard.round_views import attempts
-from coordinator.dashboard.times import clock
+from coordinator.dashboard.rendering import age, clock
 from coordinator.errors import UnknownPopulation
-from coordinator.rules.entities import LiveRound, Measured, RoundRecord, Task, Transition
-from coordinator.rules.figures import Figures, figures_of, means_of
-from coordinator.rules.states import RoundState
-from coordinator.store.records.overview import TaskQuery, Totals
+from coordinator.rules.alerts import Alert
+from coordinator.rules.entities import LiveRound, Measured, RoundRecord, SessionShape, Task, Transition
+from coordinator.rules.evaluated import Figures, figures_of, means_of
+from coordinator.rules.kinds import Kind, kind_of
+from coordinator.rules.progress import Progress
+from coordinator.rules.states import RoundState, TaskState
+from coordinator.store.records.overview import PAGE, SORTED_BY, TaskQuery, Totals
 from coordinator.store.records.records import Records
+from coordinator.store.rows import round_of
+from fedcore.params import FLOAT_BYTES
+from fedcore.plan import Plan
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A step of a funnel, and its share of the whole in hundredths."""
+
+    name: str
+    count: int
+    percent: float
+
+
+class Funnel(NamedTuple):
+    """Steps in order, and how many devices left, by reason."""
+
+    steps: tuple[Step, ...]
+    left: tuple[tuple[str, int], ...]
+
+
+def of_task(totals: Totals, sessions: Sequence[SessionShape], aborts: Mapping[str, int]) -> Funnel:
+    """The funnel of the rounds of a task that ended; it grows with its rounds, and stays as it is once it is over.
+
+    sessions: the task's own. aborts: why devices aborted in its rounds, as far as it is still known.
+    """
+    fetched = sum(shape.count for shape in sessions if "fetched checkpoint" in shape.steps)
+    reached = (
+        ("assigned", totals.assigned),
+        # Sessions are counted when they end, and a crash loses those of a moment.
+        ("fetched the model", min(max(fetched, totals.reported), totals.assigned)),
+        ("reported", totals.reported),
+    )
+    unknown = totals.aborted - sum(aborts.values())
+    left = (
+        *((f"aborted: {reason}", count) for reason, count in aborts.items()),
+        ("aborted", unknown),
+        ("lost", totals.lost),
+        ("expired", totals.expired),
+        ("too stale", totals.stale),
+        ("not needed", totals.not_needed),
+        ("still at work", totals.going_on),
+    )
+    return Funnel(shares(reached, totals.assigned), tuple((why, count) for why, count in left if count > 0))
+
+
+def of_population(sessions: Sequence[SessionShape]) -> Funnel:
+    """The funnel of the sessions of a population, of all its tasks and without any, and why devices were sent away."""
+    everyone = sum(shape.count for shape in sessions)
+    passage = ("accepted", "waited", "assigned", "fetched checkpoint", "reported")
+    reached = [(step, sum(shape.count for shape in sessions if step in shape.steps)) for step in passage]
+    left: dict[str, int] = {}
+    for shape in sessions:
+        last = shape.steps[-1]
+        if last != "reported":
+            left[last] = left.get(last, 0) + shape.count
+    ordered = sorted(left.items(), key=lambda pair: (-pair[1], pair[0]))
+    return Funnel(shares([("checked in", everyone), *reached], everyone), tuple(ordered))
+
+
+def shares(steps: Iterable[tuple[str, int]], whole: int) -> tuple[Step, ...]:
+    """Counts as steps, with their shares of a whole."""
+    return tuple(Step(name, count, 100 * count / (whole or 1)) for name, count in steps)
+
+
+ROUNDS_ON_A_PAGE = 25
+"""Attempts on a page."""
+_PERCENTILES = (10, 50, 90, 100)
+
+
+class Phase(NamedTuple):
+    """A state that a round was in: when it began, how long it took, and its place on a time line, in hundredths."""
+
+    name: str
+    began: str
+    seconds: float
+    start: float
+    width: float
+
+
+class RoundPage(NamedTuple):
+    """All that the page of an attempt at a round shows.
+
+    outcomes: assignments by state and reason. percentiles: hundredths of the reports, and the seconds that none of them
+    took longer, from its assignment on. up, down: bytes of a report, and of the checkpoint that each device fetches;
+    None where that is not known.
+    """
+
+    task: Task
+    attempt: RoundRecord
+    phases: tuple[Phase, ...]
+    outcomes: tuple[tuple[str, int], ...]
+    percentiles: tuple[tuple[int, float], ...]
+    up: int | None
+    down: int | None
+
+
+def attempts(
+    records: Records, task_id: str, most: int = ROUNDS_ON_A_PAGE, before: int | None = None
+) -> tuple[RoundRecord, ...]:
+    """The newest attempts of a task that ended, newest first; those before the row `before`."""
+    return tuple(round_of(row, {}) for row in records.overview.latest(task_id, most, before))
+
+
+def rounds_page(records: Records, task_id: str, before: int | None) -> dict[str, Any]:
+    """A page of all attempts of a task; `older` is where the next one begins. Raises UnknownTask."""
+    task, newest = records.task(task_id), attempts(records, task_id, ROUNDS_ON_A_PAGE + 1, before)
+    shown = newest[:ROUNDS_ON_A_PAGE]
+    metrics = sorted({name for attempt in shown for name in means_of(task.algorithm.name, attempt.metrics)})
+    older = shown[-1].id if len(newest) > ROUNDS_ON_A_PAGE else None
+    return {"task": task, "attempts": shown, "metrics": metrics, "older": older, "before": before}
+
+
+def round_page(records: Records, plan: Plan, task_id: str, number: int, attempt: int) -> RoundPage:
+    """The page of an attempt at a round of a task with this plan. Raises UnknownTask or UnknownRound."""
+    task, row = records.task(task_id), records.overview.attempt(task_id, number, attempt)
+    times = records.overview.report_times(row.id)
+    report = plan.of_round(number).report
+    up = None if task.settings.secagg is not None else report.size * FLOAT_BYTES
+    return RoundPage(
+        task=task,
+        attempt=round_of(row, {}),
+        phases=_phases(records, row),
+        outcomes=tuple(
+            (f"{state}: {reason}" if reason else state, count)
+            for state, reason, count in records.overview.outcomes(row.id)
+        ),
+        percentiles=tuple((share, float(np.percentile(times, share))) for share in _PERCENTILES if times),
+        up=up,
+        down=_checkpoint_bytes(records, task, number),
+    )
+
+
+def _checkpoint_bytes(records: Records, task: Task, number: int) -> int | None:
+    """The size of what devices fetch at the start of a round; None once that model is no longer kept."""
+    committed = [task.initial.checkpoint_sha256] if number == 1 else records.overview.checkpoints(task.id, number - 1)
+    return next(iter(records.overview.sizes(committed).values()), None)
+
+
+def _phases(records: Records, row: Any) -> tuple[Phase, ...]:
+    entered = records.overview.phases(row.id)
+    ends = [*(at for _, at in entered[1:]), None]
+    over = row.ended_at if row.ended_at is not None else records.at
+    whole = max(over - entered[0][1], 1e-9) if entered else 1.0
+    phases = []
+    for (name, at), until in zip(entered, ends, strict=True):
+        if RoundState(name).ended:
+            continue
+        seconds = max(0.0, (over if until is None else until) - at)
+        phases.append(Phase(name, clock(at), seconds, 100 * (at - entered[0][1]) / whole, 100 * seconds / whole))
+    return tuple(phases)
+
+
+_MOST_NAMES = 100
+"""Populations that the form offers; others can be typed."""
+MOST_ALIKE = 20
+"""Alerts of a line that are listed; the others are counted."""
+
+
+def _asked(
+    search: str = "",
+    state: str = "",
+    population: str = "",
+    by: str = SORTED_BY[0],
+    page: Annotated[int, Field(ge=1, le=2**31)] = 1,
+) -> TaskQuery:
+    return TaskQuery(search, state, population, by, page)
+
+
+Asked: TypeAlias = Annotated[TaskQuery, Depends(_asked)]
+"""The tasks that an address asks for."""
+
+
+class TaskLine(NamedTuple):
+    """A task in a list. left: the time that its last rounds would take, empty where nobody knows.
+
+    metric: the first of its newest metrics by name, with its value; None without any, and of a question.
+    """
+
+    task: Task
+    progress: Progress
+    committed: int
+    left: str
+    age: str
+    metric: tuple[str, float] | None
+
+    @property
+    def kind(self) -> Kind:
+        """Whether it trains, evaluates or asks."""
+        return kind_of(self.task.algorithm.name)
+
+    @property
+    def why(self) -> str:
+        """The reason of its progress in a few words; empty where the state says it."""
+        reason = self.progress.reason.value
+        return "" if reason == self.task.state else reason.removeprefix("paused-").replace("-", " ")
+
+
+class AlertLine(NamedTuple):
+    """Alerts that are alike: of one kind, and with the same to do."""
+
+    kind: str
+    remedy: str
+    alerts: tuple[Alert, ...]
+
+
+def task_table(records: Records, which: TaskQuery) -> dict[str, Any]:
+    """A page of tasks as lines, the numbers of its first and last of all that match, and the pages beside it."""
+    tasks, matching = records.overview.page(which)
+    first = PAGE * (which.page - 1) + 1
+    return {
+        "lines": task_lines(records, tasks),
+        "first": first,
+        "last": first + len(tasks) - 1,
+        "matching": matching,
+        "earlier": address(which._replace(page=which.page - 1)) if which.page > 1 else None,
+        "later": address(which._replace(page=which.page + 1)) if PAGE * which.page < matching else None,
+    }
+
+
+def overview_page(records: Records, which: TaskQuery) -> dict[str, Any]:
+    """The tasks of the overview, and what its form offers."""
+    return task_table(records, which) | {
+        "which": which,
+        "query": address(which),
+        "narrowed": which[:3] != TaskQuery()[:3],
+        "states": tuple(TaskState),
+        "populations": records.overview.population_names(_MOST_NAMES),
+        "sorted_by": SORTED_BY,
+    }
+
+
+def address(which: TaskQuery) -> str:
+    """The query of an address that asks for these tasks."""
+    usual = TaskQuery()._asdict()
+    return urlencode({name: value for name, value in which._asdict().items() if value != usual[name]})
+
+
+def task_lines(records: Records, tasks: Sequence[Task]) -> list[TaskLine]:
+    """A line for each task."""
+    these = [task.id for task in tasks]
+    paces, newest = records.overview.paces(these), records.overview.newest_metrics(these)
+    lines = []
+    for task, progress in zip(tasks, records.progress(tasks), strict=True):
+        pace = paces.get(task.id)
+        committed = 0 if pace is None else pace.committed
+        moves = task.state is TaskState.ACTIVE and not progress.stalled
+        left = f"{age((task.settings.rounds - committed) * pace.round_s)}" if pace is not None and moves else ""
+        shown = {} if kind_of(task.algorithm.name) == "question" else newest.get(task.id, {})
+        metric = next(iter(sorted(shown.items())), None)
+        lines.append(TaskLine(task, progress, committed, left, age(records.at - task.created_at), metric))
+    return lines
+
+
+def folded(alerts: Iterable[Alert]) -> list[AlertLine]:
+    """Alerts as lines, in their order; those with one thing to do are one line. What to do may stand in the text."""
+    alike: dict[tuple[str, str], list[Alert]] = {}
+    for one in alerts:
+        alike.setdefault((one.kind, one.remedy or one.text), []).append(one)
+    return [AlertLine(kind, remedy, tuple(some)) for (kind, remedy), some in alike.items()]
+
 
 _RECENT = 10
 
@@ -74,7 +340,7 @@ def task_page(records: Records, task_id: str, *, log: bool = False) -> TaskPage:
         line=line,
         totals=totals,
         live=tuple(Live(round_, task) for round_ in overview.live([task_id])),
-        funnel=funnel.of_task(totals, sessions, overview.abort_reasons(task_id)),
+        funnel=of_task(totals, sessions, overview.abort_reasons(task_id)),
         figures=figures,
         charts=charts([*shown, *evaluated(overview.evaluations(task_id))], log=log),
         spent=chart("ε", {"ε": [(row.number, row.epsilon) for row in spent]}, "spent"),
@@ -99,7 +365,7 @@ def population_page(records: Records, name: str, counts: PopulationCounts) -> di
         "name": name,
         "counts": counts,
         "over_time": chart("check-ins", {"check-ins": over_time}, "in ten minutes", "hours from now"),
-        "sessions": funnel.of_population(records.sessions.of_population(name)),
+        "sessions": of_population(records.sessions.of_population(name)),
     }
 
 

@@ -19,27 +19,60 @@ from itertools import chain
 from typing import TypeVar
 
 from coordinator.commands import (
+    AbortAssignment,
+    AwaitAssignment,
+    AwaitMessage,
+    CancelWait,
     CheckInDevice,
     Command,
     DurableCommand,
+    ExchangeMasked,
     Inbox,
+    PutMessage,
     QueuedCommand,
     settle,
 )
-from coordinator.driver.answer_commands import answer_from_memory
 from coordinator.driver.memory.in_memory_state import Memory
 from coordinator.driver.memory.selector import Selector
-from coordinator.driver.noticeboard import Noticeboard
 from coordinator.driver.observation import Observer
-from coordinator.driver.poll_store import Poller
+from coordinator.driver.poll_store import Noticeboard, Poller, Revocations
 from coordinator.driver.replica_membership import Membership
-from coordinator.driver.revocations import Revocations
 from coordinator.driver.writing.close_rounds import RoundCloser
 from coordinator.driver.writing.write_transactions import Lost, Writer
-from coordinator.errors import Unavailable
+from coordinator.errors import Refusal, Unavailable
 from coordinator.metrics import Metrics
 from coordinator.secure.round import SecureRoundFactory
 from fedcore.wire.messages import CheckIn, Rejected, RetryWindow
+
+
+def answer_from_memory(memory: Memory, queued: QueuedCommand, now: float) -> None:
+    """Answer a command, or park its future until there is an answer; leave those that need a transaction."""
+    future = queued.future
+    try:
+        match queued.command:
+            case CheckInDevice() as command:
+                settle(future, memory.check_ins.check_in(command, now))
+            case AwaitAssignment() as command:
+                memory.check_ins.wait(command, future, now)
+            case CancelWait() as command:
+                memory.check_ins.cancel_wait(command, now)
+                settle(future, None)
+            case PutMessage(assignment) as command:
+                round_ = memory.secure.of(assignment)
+                round_.receive(command, now)
+                if command.then is not None:
+                    round_.wait(AwaitMessage(assignment, command.number + 1, command.wait_s), command.then, now)
+                settle(future, None)
+            case AwaitMessage(assignment) as command:
+                memory.secure.of(assignment).wait(command, future, now)
+            case ExchangeMasked() as command:
+                settle(future, memory.secure.exchange(command, now))
+            case AbortAssignment(assignment):
+                # To stop waiting for it is right whether or not the row can be written.
+                memory.secure.leave(assignment)
+    except Refusal as refusal:
+        settle(future, refusal)
+
 
 T = TypeVar("T")
 _LOG = logging.getLogger(__name__)

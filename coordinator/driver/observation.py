@@ -12,10 +12,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
+from coordinator.driver.memory.check_in import CheckInLog
 from coordinator.driver.memory.device_presence import Presence
 from coordinator.driver.memory.loaded_task import LoadedTask
 from coordinator.driver.memory.open_rounds import OpenRounds
-from coordinator.driver.memory.recent_check_ins import CheckInLog
 from coordinator.driver.memory.selector import Selector
 from coordinator.driver.replica_membership import Membership
 from coordinator.rules.progress import GRACE_S, Observation

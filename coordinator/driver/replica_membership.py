@@ -1,7 +1,7 @@
 """A replica's membership: its row, the populations it drives, and the addresses of the others.
 
 Only the driver's thread changes it; any thread may read `directory` and `missed_beats`. The decisions are in
-coordinator.rules.leases.
+coordinator.rules.replicas.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 
 from coordinator.errors import DatabaseLocked
 from coordinator.keys import Keys
-from coordinator.rules.leases import (
+from coordinator.rules.replicas import (
     Lease,
     LeaseChanges,
     ObservedBeat,

@@ -1,4 +1,4 @@
-"""Alerts for operators: tasks that need somebody, certificates that expire or are no good, and full disks. Pure.
+"""Alerts for operators, and the assumptions of the threat model that are judged. Pure.
 
 A *finding* is what needs somebody now; an *alert* is its row, raised once and cleared once.
 """
@@ -10,8 +10,20 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, NamedTuple, TypeAlias
 
+import msgspec
+
 from coordinator.rules.entities import Task
 from coordinator.rules.progress import DRIVER_SILENT_S, Progress, Reason
+
+
+class Assumption(msgspec.Struct, frozen=True, kw_only=True):
+    """An assumption, whether it holds (None: not seen from here), what was found, and how to make it hold."""
+
+    name: str
+    holds: bool | None
+    found: str
+    remedy: str = ""
+
 
 EXPIRES_WITHIN_S = 14 * 86_400.0
 """How long before an expiry the alert begins."""

@@ -1,22 +1,102 @@
-"""The models that a task evaluates, where they came from, and what such a task may be. Pure."""
+"""Evaluations: the models that a task evaluates, figures as a table, and rollback to an earlier model. Pure."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from itertools import zip_longest
+from typing import NamedTuple
 
 import msgspec
 
-from coordinator.errors import InvalidTask
+from coordinator.errors import InvalidTask, TaskEnded, UnknownRound
 from coordinator.rules.entities import LONGEST_NAME, Evaluates, ModelSource, RegularEvaluation, Snapshot, Task
 from coordinator.rules.states import TaskState
-from coordinator.rules.task_settings import ClearReports, TaskSettings
+from coordinator.rules.task_settings import MOST_COUNT, ClearReports, TaskSettings
 from fedcore.algorithms.algorithm import Algorithm
 from fedcore.algorithms.evaluation import EVALUATION
 from fedcore.algorithms.question import QUESTION
+from fedcore.figures import PERCENTILES
 from fedcore.params import ParamSchema, VectorSpec
 from fedcore.plan import Plan
 from fedcore.schedule import ServerSchedule
+
+
+class Interval(NamedTuple):
+    """A mean, and the ends of its interval of 95 %, which one device alone has none of."""
+
+    mean: float
+    low: float | None
+    high: float | None
+
+    @property
+    def words(self) -> str:
+        """The interval; empty without one."""
+        return "" if self.low is None or self.high is None else f"{self.low:.4g} to {self.high:.4g}"
+
+
+class Row(NamedTuple):
+    """The figures of a metric. percentiles: over devices, of `PERCENTILES`. improved: the share of devices, 0 to 1."""
+
+    metric: str
+    over_examples: Interval | None
+    over_devices: Interval | None
+    percentiles: tuple[float, ...]
+    improved: float | None
+
+
+class Figures(NamedTuple):
+    """What an evaluation found. kind: evaluate, compare or personalisation; counts: of devices and of examples."""
+
+    kind: str
+    devices: int
+    examples: int
+    rows: tuple[Row, ...]
+
+    @property
+    def sentence(self) -> str:
+        """What the means are of."""
+        counted = f"{self.devices:,} devices with {self.examples:,} examples"
+        if self.kind == "evaluate":
+            return f"on {counted}, with intervals of 95 %; a tenth of the devices is below p10, and so on"
+        what = (
+            "evaluated model minus the other" if self.kind == "compare" else "after training on the device minus before"
+        )
+        return f"differences, {what}, on {counted}; an interval of 95 % with 0 in it shows no difference"
+
+
+def figures_of(kind: str, metrics: Mapping[str, float]) -> Figures | None:
+    """The figures that an algorithm called `kind` left among the metrics of a round; None where it left none."""
+    devices = metrics.get(f"{kind}.devices")
+    rows = tuple(_row(f"{kind}.{name}", name, metrics) for name in _names(kind, metrics))
+    if devices is None or not rows:  # a question leaves its devices alone
+        return None
+    return Figures(kind, int(devices), int(metrics.get(f"{kind}.examples", 0)), rows)
+
+
+def means_of(kind: str, metrics: Mapping[str, float]) -> dict[str, float]:
+    """Metrics without the details of figures: intervals, percentiles and counts."""
+    if f"{kind}.devices" not in metrics:
+        return dict(metrics)
+    return {name: metrics[name] for name in (f"{kind}.{metric}" for metric in _names(kind, metrics)) if name in metrics}
+
+
+def _names(kind: str, metrics: Mapping[str, float]) -> list[str]:
+    own = [name.removeprefix(f"{kind}.") for name in metrics if name.startswith(f"{kind}.")]
+    return sorted({name.partition(".")[0] for name in own} - {"devices", "examples"})
+
+
+def _row(name: str, metric: str, metrics: Mapping[str, float]) -> Row:
+    found = tuple(metrics[place] for place in (f"{name}.p{percent}" for percent in PERCENTILES) if place in metrics)
+    over = _interval(name, metrics), _interval(f"{name}.devices", metrics)
+    return Row(metric, *over, found, metrics.get(f"{name}.improved"))
+
+
+def _interval(name: str, metrics: Mapping[str, float]) -> Interval | None:
+    if name not in metrics:
+        return None
+    return Interval(metrics[name], metrics.get(f"{name}.low"), metrics.get(f"{name}.high"))
+
 
 VECTORS = {"model": "params", "against": "other"}
 """The vector of the server state that holds each of the models."""
@@ -137,3 +217,43 @@ def regular_task(training: Task, regular: RegularEvaluation, number: int, start:
         created_at=at,
         evaluates=Evaluates(ModelSource(task=training.id, round=number), lineage=start.lineage),
     )
+
+
+def check_rollback(last: int, to: int, trips: int) -> None:
+    """Raise UnknownRound unless a task whose last round is `last` can go on from the model after round `to`.
+
+    The rollback is itself a round, and what was broadcast after `to` is for the trip that came next then. trips: of the
+    task's algorithm.
+    """
+    if (last + 1 - to) % trips:
+        # Of two trips the first leaves the model as it is: it is the same after round 2k and after round 2k + 1.
+        same = to - 1 if to % 2 else to + 1
+        raise UnknownRound(
+            f"rounds of this task take {trips} trips in turn, and the next round's does not go on from round {to}; "
+            f"round {same} led to the same model: roll back to that one"
+        )
+
+
+def rounds_after(rounds: int, number: int, to: int) -> int:
+    """The rounds of a task once round `number` of it is a rollback to the model after `to`: it gets those again."""
+    return min(rounds + number - to, MOST_COUNT)
+
+
+def check_clients(task: Task) -> None:
+    """Raise TaskEnded when the server's vectors are the mean of those on devices, which no rollback reaches."""
+    if task.settings.clients is not None:
+        raise TaskEnded(
+            f"devices keep vectors for task {task.id}, of which its server state is the mean, and a rollback does not "
+            "reach them: cancel it, and start another task from that model"
+        )
+
+
+def check_participations(task: Task) -> None:
+    """Raise TaskEnded when the privacy of a task counts on rounds between participations: a rollback has no devices."""
+    settings = task.settings
+    if settings.privacy is not None and settings.min_separation_rounds > 1:
+        raise TaskEnded(
+            f"the privacy of task {task.id} counts on {settings.min_separation_rounds} rounds of devices from one "
+            "participation to the next, and a rollback is a round without devices: cancel it, and start another task "
+            "from that model, to whose own ε that of the task so far is added"
+        )

@@ -1,4 +1,4 @@
-"""Pacing: the retry windows that check-ins are answered with. Pure; spec: docs/spec/rounds.md §7.
+"""Pacing: retry windows, return tokens, and notices by which replicas pace alike. Pure; docs/spec/rounds.md §7.
 
 Pace steering as in Bonawitz et al. 2019, *Towards federated learning at scale*, section 2.3: a small population is
 brought back together when the next selection opens, a large one spread so that no more come than rounds consume.
@@ -12,14 +12,160 @@ nobody else away.
 
 from __future__ import annotations
 
+import base64
+import binascii
+import hmac
 import math
-from collections.abc import Sequence
+import secrets
+import struct
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import NamedTuple
 
 import msgspec
 from msgspec.structs import replace
 
 from coordinator.rules.rounds import RoundPolicy
+from coordinator.rules.selection import Needs
+from fedcore.decoding import decoder
 from fedcore.wire.messages import RetryWindow
+
+_TIMES = struct.Struct(">dd")
+_NAME_BYTES, _MAC_BYTES = 8, 18
+MARK_BYTES = 8
+_BYTES = _NAME_BYTES + _TIMES.size + _MAC_BYTES
+
+
+class Return(NamedTuple):
+    """When a device may come back: from `first` on, and in time until `last`, in seconds on the writer's clock."""
+
+    first: float
+    last: float
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """The tokens of a population that hold together: a new generation voids those of all others.
+
+    key: the secret of the coordinator's replicas; name: 8 bytes, in every token.
+    """
+
+    key: bytes
+    population: str
+    name: bytes
+
+    @classmethod
+    def new(cls, key: bytes, population: str) -> Generation:
+        """A generation with a name of its own."""
+        return cls(key, population, secrets.token_bytes(_NAME_BYTES))
+
+    def token(self, device: str, when: Return) -> str:
+        """The token of a device, 56 characters: the same for the same times."""
+        said = self.name + _TIMES.pack(*when)
+        return base64.urlsafe_b64encode(said + self._mac(device, said)).decode()
+
+    def read(self, device: str, token: str) -> Return | None:
+        """The times in a token; None unless it is of this generation and of this device."""
+        try:
+            data = base64.urlsafe_b64decode(token)
+        except (binascii.Error, ValueError):
+            return None
+        said, mac = data[:-_MAC_BYTES], data[-_MAC_BYTES:]
+        if (
+            len(data) != _BYTES
+            or not said.startswith(self.name)
+            or not hmac.compare_digest(mac, self._mac(device, said))
+        ):
+            return None
+        return Return(*_TIMES.unpack(said[_NAME_BYTES:]))
+
+    def mark(self, device: str) -> bytes:
+        """What is kept of a device: MARK_BYTES, which say nothing without the key."""
+        return _mark(self.key, self.population, device)
+
+    def _mac(self, device: str, said: bytes) -> bytes:
+        # Of a known length first, and no name has a zero byte: two things that are said are never the same bytes.
+        return _hmac(self.key, said + f"{self.population}\0{device}".encode())[:_MAC_BYTES]
+
+
+@lru_cache(maxsize=64)  # a visit asks for it again and again
+def _mark(key: bytes, population: str, device: str) -> bytes:
+    return _hmac(key, f"{population}\0{device}".encode())[:MARK_BYTES]
+
+
+def _hmac(key: bytes, said: bytes) -> bytes:
+    keyed = _keyed(key).copy()
+    keyed.update(said)
+    return keyed.digest()
+
+
+@lru_cache(maxsize=4)  # OpenSSL takes longer to set up a key than to hash
+def _keyed(key: bytes) -> hmac.HMAC:
+    return hmac.new(key, digestmod="sha256")
+
+
+_VISIT = struct.Struct(f">{MARK_BYTES}sdd")
+
+
+class Notice(msgspec.Struct, frozen=True, kw_only=True):
+    """What decides that a device is sent away, as the driver of its population publishes it.
+
+    generation: the name of the return tokens that hold. tasks: the needs of the active tasks, by id. idle_until: when
+    the queue of the devices that no round can use ends, in seconds on the driver's clock.
+    """
+
+    generation: bytes
+    tasks: dict[str, Needs]
+    idle_until: float
+
+
+class Tally(msgspec.Struct, frozen=True):
+    """What a replica that does not drive a population tells its driver of the devices that it sent away.
+
+    generation: the name of the return tokens that it gave; what was told under another says nothing. visits: those that
+    count, packed. obstacles: check-ins by task, and by the obstacle between the device and it.
+    """
+
+    generation: bytes
+    visits: bytes
+    obstacles: dict[str, dict[str, int]]
+
+    @classmethod
+    def of(
+        cls, generation: bytes, visits: Iterable[tuple[bytes, Return]], obstacles: Mapping[tuple[str, str], int]
+    ) -> Tally:
+        """Of the mark of each device and what it was told, and of check-ins by task and obstacle."""
+        by_task: dict[str, dict[str, int]] = {}
+        for (task, obstacle), count in obstacles.items():
+            by_task.setdefault(task, {})[obstacle] = count
+        return cls(generation, b"".join(_VISIT.pack(mark, *told) for mark, told in visits), by_task)
+
+    def each(self) -> Iterator[tuple[bytes, Return]]:
+        """The mark of each device, and what it was told."""
+        return ((mark, Return(first, last)) for mark, first, last in _VISIT.iter_unpack(self.visits))
+
+
+_notice, _tally = decoder(Notice), decoder(Tally)
+
+
+def notice_of(text: str) -> Notice:
+    """The notice in a row. Raises one of fedcore.decoding.UNDECODABLE: another version wrote it."""
+    return _notice.decode(text)
+
+
+def tally_of(text: str) -> Tally:
+    """The tally in a row. Raises as above."""
+    tally = _tally.decode(text)
+    if len(tally.visits) % _VISIT.size:
+        raise msgspec.ValidationError(f"visits have {len(tally.visits)} bytes, no multiple of {_VISIT.size}")
+    return tally
+
+
+def text_of(message: Notice | Tally) -> str:
+    """The text of a row."""
+    return msgspec.json.encode(message).decode()
+
 
 HEADROOM = 1.6
 """Devices told to come for each that a round draws: some do not come, and none waits for ever."""

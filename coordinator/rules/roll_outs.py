@@ -1,4 +1,4 @@
-"""Roll-outs of models: which version of a model a device is given, and what may be released or rolled out. Pure.
+"""Roll-outs of models: which version a device is given, and the gate before a version goes on. Pure.
 
 Spec: docs/spec/wire.md §11. The newest roll-out names a version and a share of the population's devices. A device is
 inside by a hash that depends on nothing but the population, the model's name and the device's id. So a share that grows
@@ -8,9 +8,11 @@ keeps the devices that it had, and the hash of hold-outs and the draw of rounds 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import NamedTuple
 
 import numpy as np
 from msgspec import UNSET
@@ -236,3 +238,51 @@ def check_model(plan: Plan, parameters: bytes) -> None:
         raise InvalidModel(f"the parameters do not fit plan {plan.name!r}: {error}") from error
     if not np.isfinite(vectors["params"]).all():
         raise InvalidModel("the parameters hold an infinite or undefined number")
+
+
+PREFIX = "evaluate."
+"""What the figures of an evaluation begin with, among the metrics of a round."""
+_GATE = re.compile(r"\s*([A-Za-z_][\w.]*)\s*(>=|<=)\s*previous\s*")
+
+
+class Gate(NamedTuple):
+    """A metric, and whether more of it is better."""
+
+    metric: str
+    more_is_better: bool
+
+    @classmethod
+    def parse(cls, text: str) -> Gate:
+        """The gate of `METRIC >= previous` or `METRIC <= previous`. Raises InvalidModel."""
+        match = _GATE.fullmatch(text)
+        if match is None:
+            raise InvalidModel(f"{text!r} is no gate: it is METRIC >= previous, or <= for one of which less is better")
+        return cls(match[1], match[2] == ">=")
+
+    def check(self, new: Mapping[str, float], previous: Mapping[str, float]) -> str:
+        """Raise InvalidModel when the whole interval of the new version is worse than the mean of the previous one.
+
+        new, previous: figures by name, with `PREFIX`. Answers in words what was compared.
+        """
+        name = PREFIX + self.metric
+        low, high = (_figure(new, f"{name}.{end}", "the new version") for end in ("low", "high"))
+        mean = _figure(previous, name, "the version that all devices have")
+        compared = f"{self.metric} of the new version is from {low:.6g} to {high:.6g}, of the previous one {mean:.6g}"
+        if high < mean if self.more_is_better else low > mean:
+            raise InvalidModel(f"the gate refuses the version: {compared}")
+        return compared
+
+    def compare(
+        self, figures: Mapping[str, float], versions: Sequence[ModelVersion], roll_outs: Sequence[RollOut]
+    ) -> str:
+        """What a version with these figures is compared with, the one that all devices have, in words; as `check`."""
+        number = for_all(roll_outs)
+        if number is None:
+            return "no version was rolled out to all devices yet: the gate compares nothing"
+        return self.check(figures, versions[number - 1].statement.evaluation)
+
+
+def _figure(figures: Mapping[str, float], name: str, whose: str) -> float:
+    if name not in figures:
+        raise InvalidModel(f"the evaluation of {whose} has no {name}: no gate can compare it")
+    return figures[name]

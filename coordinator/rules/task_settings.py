@@ -12,8 +12,8 @@ from typing import Annotated, Literal, TypeAlias
 import msgspec
 
 from coordinator.errors import Demands, InvalidTask, demand
-from coordinator.rules.eligibility import OnDevice, Requires
 from coordinator.rules.rounds import RoundPolicy
+from coordinator.rules.states import OnDevice, Requires
 from fedcore.errors import PrivacyError
 from fedcore.privacy.settings import BANDS, DELTA, LEAST_NOISE, MOST_NOISE, MOST_TREE_ROUNDS, Mechanism, Privacy
 from fedcore.release import SumBounds

@@ -1,4 +1,4 @@
-"""SecureRound: the server's end of SA1 over one cohort, in groups, with seats, deadlines and devices that wait.
+"""SecureRound: the server's end of SA1 over one cohort, in groups, with its terms, seats and deadlines.
 
 Spec: docs/spec/wire.md §8. Time is an argument; the driver owns it. Nothing here is ever stored: a restart abandons it.
 
@@ -23,22 +23,69 @@ from numpy.typing import NDArray
 from coordinator.commands import AwaitMessage, PutMessage, settle
 from coordinator.errors import ConflictingReport, NoLongerNeeded, Refusal, UnusableMessage
 from coordinator.keys import Keys
-from coordinator.rules.masked_shares import MaskedShare
+from coordinator.rules.private_sums import packed_segments
 from coordinator.rules.progress import UNMASKING
-from coordinator.rules.rounds import REPLACING_S, Abandon, Summed
+from coordinator.rules.replicas import MaskedShare
+from coordinator.rules.rounds import REPLACING_S, Abandon, RoundPolicy, Summed
 from coordinator.rules.states import AssignmentState, LeftOut
+from coordinator.rules.task_settings import PHASES_AFTER_TRAINING, Secagg, TaskSettings
 from coordinator.secure.group import Executors, Group
-from coordinator.secure.terms import SecureRoundSettings
-from fedcore.masking import join_weight
+from fedcore.masking import greatest_weight, join_weight, layout_hash, model_hash, session_number, task_hash
+from fedcore.plan import Plan
 from fedcore.report import ReportLayout
 from fedcore.signing import SigningKey
 from fedcore.succession import Succession
+from fedcore.wire.messages import Assignment
 from secagg.encoding import MessageType
 from secagg.errors import SecaggError
 from secagg.masking import Words
-from secagg.messages import Invite
+from secagg.messages import ACTIVE, Invite
 from secagg.server import Server
 from secagg.session import ExpectedVector, SessionPhase
+
+
+def invitation(
+    settings: TaskSettings, policy: RoundPolicy, plan: Plan, assignment: Assignment, deadline: int
+) -> Invite:
+    """The content of M0 for an assignment's round. deadline: in Unix seconds. The task must ask for masked reports."""
+    bounds, secagg = settings.sum_bounds, settings.secagg or Secagg()
+    largest = min(policy.cohort, secagg.group_size)
+    return Invite(
+        mode=ACTIVE,
+        task=task_hash(assignment.task),
+        round=session_number(assignment.round, assignment.attempt),
+        deadline=deadline,
+        n_max=largest,
+        min_sum=bounds.min_sum,
+        w_max=greatest_weight(plan.report, bounds),
+        layout_hash=layout_hash(plan.report, assignment.seed),
+        model_hash=model_hash(assignment.plan, assignment.checkpoint),
+        segments=packed_segments(plan.report, bounds, largest),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class SecureRoundSettings:
+    """Sizes and times of a round: fewer than `minimum` devices in all do not count, more than `group_size` are divided.
+
+    Training ends at `training_deadline`, or `phase_s` after `goal` devices came; every other phase after `phase_s`, and
+    all of them at `deadline`.
+    """
+
+    goal: int
+    minimum: int
+    group_size: int
+    training_deadline: float
+    phase_s: float
+    deadline: float
+
+    @classmethod
+    def of(cls, secagg: Secagg | None, policy: RoundPolicy, deadline: float) -> SecureRoundSettings:
+        """The settings of a round whose reporting deadline is this, on the driver's clock."""
+        secagg = secagg or Secagg()
+        training_deadline = deadline - PHASES_AFTER_TRAINING * secagg.phase_s
+        return cls(policy.goal, policy.minimum, secagg.group_size, training_deadline, secagg.phase_s, deadline)
+
 
 _OF_FAILURES = (Abandon("sum-out-of-range"), Abandon("no-beacon"), Abandon("secagg-failed"))
 """What becomes of a round for the failures of its groups, the gravest first."""

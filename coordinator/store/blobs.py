@@ -1,4 +1,4 @@
-"""Blobs: immutable bytes named by their SHA-256, in a local folder or in an object store.
+"""Blobs: immutable bytes named by their SHA-256, sealed where needed, and tied to one database.
 
 An object store is named by its address: `s3://BUCKET/PREFIX`, `gs://…`, `az://…`, or `memory:///`, which ends with the
 process. Credentials, regions and endpoints are those of the usual environment (AWS_…, GOOGLE_…, AZURE_…).
@@ -12,17 +12,26 @@ import os
 import re
 import secrets
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Literal, NamedTuple, TypeAlias, TypeVar
 
 import obstore
+from cryptography.hazmat.primitives.ciphers import Cipher
+from cryptography.hazmat.primitives.ciphers.algorithms import AES256
+from cryptography.hazmat.primitives.ciphers.modes import GCM
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from obstore.exceptions import AlreadyExistsError, BaseError
 from obstore.store import LocalStore, ObjectStore, from_url
 
-from coordinator.errors import MissingStore, Unavailable, UnknownBlob, UnsupportedBlobs
+from coordinator.errors import MissingStore, StoreConflict, Unavailable, UnknownBlob, UnsupportedBlobs, WrongBlobs
 from coordinator.failpoints import reach
+from coordinator.rules.entities import SealedBlob
+from coordinator.store.database import Database
+from coordinator.store.records.records import Records
+from fedcore.errors import FedcoreError
 from fedcore.plan import BlobRef
 from fedcore.private_files import make_private_folder, new_private, sync_folder
 
@@ -219,3 +228,127 @@ def _write_durably(folder: Path, name: str, data: Data, put: Callable[[Path, Pat
         temporary.unlink(missing_ok=True)
     # The name itself is only durable once the folder is; a database row may point at the blob from here on.
     sync_folder(folder)
+
+
+_PURPOSE = b"muster: models of private rounds"
+_KEY_BYTES, _TAG_BYTES = 32, 16
+_NONCE = bytes(12)  # every key seals one blob
+_BATCH = 100
+"""Sealed blobs that are let go of in one transaction: other writers wait for its end."""
+
+
+class SealedBlobs:
+    """The sealed ones among `blobs`, whose rows are in `database`."""
+
+    def __init__(self, database: Database, blobs: Blobs) -> None:
+        self._database, self._blobs = database, blobs
+        blobs.opens = self.open
+
+    def put(self, secret: bytes, data: bytes) -> SealedBlob:
+        """Store `data` sealed: under the same secret the same bytes, so that a commit may be tried again."""
+        ref = BlobRef.of(data)
+        key = HKDF(SHA256(), _KEY_BYTES, salt=bytes.fromhex(ref.sha256), info=_PURPOSE).derive(secret)
+        cipher = Cipher(AES256(key), GCM(_NONCE)).encryptor()  # and not AESGCM, which takes no more than 2 GiB
+        return SealedBlob(ref, self._blobs.put(b"".join((cipher.update(data), cipher.finalize(), cipher.tag))), key)
+
+    def open(self, sha256: str) -> bool:
+        """Store a blob in plain if a row says that it is sealed; whether it is there now.
+
+        Raises Unavailable when it cannot be stored.
+        """
+        with self._database.reading() as records:
+            blob = records.sealed.find(sha256)
+        if blob is None:
+            return False
+        try:
+            data = self._blobs.get(blob.sealed.sha256)
+            cipher = Cipher(AES256(blob.key), GCM(_NONCE, data[-_TAG_BYTES:])).decryptor()
+            self._blobs.put(blob.ref.check(cipher.update(data[:-_TAG_BYTES]) + cipher.finalize()))
+        except (UnknownBlob, FedcoreError) as error:
+            _LOG.error("blob %s… cannot be opened: %s", sha256[:12], error)
+            return False
+        except OSError as error:
+            _LOG.error("blob %s… cannot be stored in plain: %s", sha256[:12], error)
+            raise Unavailable("a model cannot be stored now; come back later") from error
+        return True
+
+    def settle(self, stopped: Callable[[], bool]) -> None:
+        """Store in plain what is not yet, and let go of its sealed form; what cannot be stored now stays.
+
+        When `stopped` answers true it ends soon.
+        """
+        with self._database.reading() as records:
+            pending = records.sealed.names()
+        while pending and not stopped():
+            batch, pending = pending[:_BATCH], pending[_BATCH:]
+            opened = [name for name in batch if self._in_plain(name)]
+            with self._database.writing() as records:
+                records.sealed.forget(opened)
+
+    def _in_plain(self, name: str) -> bool:
+        with suppress(Unavailable):
+            return self._blobs.has(name)
+        return False
+
+
+_ID_BYTES = 16
+
+
+def check_same_store(database: Database, blobs: Blobs) -> None:
+    """Check that database and blobs belong together; at their first use they are tied. Raises WrongBlobs."""
+    with database.reading() as records:
+        store_id, names_blobs = records.identity.get("blobs"), records.identity.names_blobs()
+    if store_id is None:
+        store_id = _begin(database, blobs)
+    owner = blobs.owner
+    if owner is None and not names_blobs:
+        owner = blobs.claim(store_id)
+    if owner is None:
+        raise WrongBlobs(
+            f"the blobs of this database are not at {blobs.address}: mount their folder, or name their place (--blobs, "
+            "MUSTER_BLOBS). A copy of them needs the file muster-store too"
+        )
+    if owner != store_id:
+        raise _foreign(blobs)
+
+
+def _begin(database: Database, blobs: Blobs) -> str:
+    """The id of a database that had none. It is committed before the blobs have it: they are never tied to nothing."""
+    with database.writing() as records:
+        store_id = records.identity.get("blobs")
+        if store_id is None:
+            if blobs.owner is not None:
+                raise _foreign(blobs)
+            store_id = secrets.token_hex(_ID_BYTES)
+            records.identity.put("blobs", store_id)
+        return store_id
+
+
+def _foreign(blobs: Blobs) -> WrongBlobs:
+    return WrongBlobs(
+        f"the blobs at {blobs.address} belong to another database: name that one (--db, MUSTER_DATABASE), or the blobs "
+        "of this one (--blobs, MUSTER_BLOBS); for a new database, an empty place"
+    )
+
+
+class OpenedStore:
+    """Rows and files that belong together."""
+
+    def __init__(self, database: Database, blobs: Blobs) -> None:
+        self.database = database
+        self.blobs = blobs
+
+    def close(self) -> None:
+        """Close the database."""
+        self.database.close()
+
+    def add_blobs(self, records: Records, refs: Mapping[BlobRef, bool]) -> None:
+        """Make stored blobs known; the values say whether devices may have them. Raises StoreConflict.
+
+        Bytes that no row named may have been collected since they were stored. From the row on they are safe, so they
+        are looked for after it.
+        """
+        for ref, public in refs.items():
+            records.add_blob(ref, public=public)
+            if not self.blobs.has(ref.sha256):
+                raise StoreConflict(f"blob {ref.sha256[:12]}… was collected before a row knew it; try again")

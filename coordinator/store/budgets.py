@@ -19,8 +19,8 @@ from coordinator.rules.budget import (
     report,
 )
 from coordinator.rules.entities import Task
+from coordinator.rules.evaluated import rounds_after
 from coordinator.rules.kinds import Kind
-from coordinator.rules.rollback import rounds_after
 from coordinator.store.records.records import Records
 from fedcore.algorithms.evaluation import EVALUATION
 from fedcore.errors import FedcoreError

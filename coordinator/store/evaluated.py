@@ -17,10 +17,9 @@ from coordinator.rules.evaluated import (
     settings_of_regular,
     sources,
 )
-from coordinator.rules.release import check_release
-from coordinator.rules.settings_fit import check_settings
+from coordinator.rules.release import check_release, check_settings
 from coordinator.rules.task_settings import TaskSettings
-from coordinator.store.bundles import first_checkpoint
+from coordinator.store.starting import first_checkpoint
 from fedcore import checkpoint
 from fedcore.bundle import Bundle
 

@@ -6,8 +6,8 @@ from msgspec import UNSET
 
 from coordinator.errors import InvalidModel, UnknownBlob, UnknownModel
 from coordinator.rules.audit import STORE, Action
-from coordinator.rules.model_gate import Gate
 from coordinator.rules.roll_outs import (
+    Gate,
     Model,
     ModelCount,
     ModelVersion,
@@ -24,7 +24,7 @@ from coordinator.rules.roll_outs import (
     predicting,
     version_for,
 )
-from coordinator.store.opened import OpenedStore
+from coordinator.store.blobs import OpenedStore
 from coordinator.store.records.records import Records
 from fedcore.plan import BlobRef, Plan
 from fedcore.release import Signed

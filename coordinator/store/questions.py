@@ -10,9 +10,8 @@ import numpy as np
 from coordinator.errors import WrongKind
 from coordinator.rules.aggregation import state_specs
 from coordinator.rules.entities import Task
-from coordinator.rules.kinds import kind_of, question_of
+from coordinator.rules.kinds import TaskAnswer, kind_of, minimum_devices, question_of, task_answer
 from coordinator.rules.private_sums import deviation_of
-from coordinator.rules.questions import TaskAnswer, minimum_devices, task_answer
 from coordinator.store.records.records import Records
 from fedcore import checkpoint
 from fedcore.bundle import AlgorithmRef

@@ -15,16 +15,13 @@ from coordinator.rules.audit import Action
 from coordinator.rules.budget import Counted
 from coordinator.rules.entities import Evaluates, RegularEvaluation, Regularly, Snapshot, Task, check_name
 from coordinator.rules.private_sums import with_least_noise
-from coordinator.rules.release import check_release, check_signed
-from coordinator.rules.settings_fit import check_descent, check_settings
+from coordinator.rules.release import check_descent, check_release, check_settings, check_signed
 from coordinator.rules.states import TaskState
 from coordinator.rules.task_settings import TaskSettings
 from coordinator.store.blobs import Blobs
 from coordinator.store.budgets import check_budget
-from coordinator.store.bundles import first_checkpoint, release_of
 from coordinator.store.evaluated import check_evaluated, check_evaluation
-from coordinator.store.start import start_of
-from coordinator.store.starting import started, trained_round
+from coordinator.store.starting import first_checkpoint, release_of, start_of, started, trained_round
 from fedcore.bundle import Bundle, Manifest
 from fedcore.plan import BlobRef, Plan
 from fedcore.release import Release, Signed

@@ -19,7 +19,6 @@ from coordinator.rules.aggregation import Vectors, state_specs
 from coordinator.rules.alerts import Alert
 from coordinator.rules.audit import STORE, Action, AuditEntry
 from coordinator.rules.budget import BudgetReport, PopulationBudget
-from coordinator.rules.eligibility import OnDevice, Requires
 from coordinator.rules.entities import (
     AssignmentRecord,
     Device,
@@ -33,19 +32,17 @@ from coordinator.rules.entities import (
     Task,
     Transition,
 )
+from coordinator.rules.evaluated import check_clients, check_participations, check_rollback
+from coordinator.rules.kinds import TaskAnswer
 from coordinator.rules.progress import Progress
-from coordinator.rules.questions import TaskAnswer
-from coordinator.rules.rollback import check_clients, check_participations, check_rollback
-from coordinator.rules.states import RoundState, TaskState
+from coordinator.rules.states import OnDevice, Requires, RoundState, TaskState
 from coordinator.rules.task_settings import FootprintBudget, PrivacyBudget, Secagg, TaskSettings
-from coordinator.store.blobs import Blobs
+from coordinator.store.blobs import Blobs, SealedBlobs, check_same_store
 from coordinator.store.budgets import budget_report, change_budget, check_rounds
 from coordinator.store.database import Database
-from coordinator.store.identity import check_same_store
 from coordinator.store.models import ModelStore
 from coordinator.store.questions import check_has_model, read_answer
 from coordinator.store.registration import Registration
-from coordinator.store.sealed_blobs import SealedBlobs
 from coordinator.store.starting import before, spent_before
 from fedcore import algorithms, checkpoint
 from fedcore.algorithms.algorithm import Algorithm

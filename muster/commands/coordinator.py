@@ -116,7 +116,7 @@ def migrate(
     Stop every coordinator on it and make a backup first. Going down loses what is in the tables and columns
     that it removes.
     """
-    from coordinator.store import migrations
+    from coordinator.store import database as migrations
 
     changes = asdict(migrations.migrate(located(db).database, to or migrations.HEAD))
     answer(changes, json)

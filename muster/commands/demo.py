@@ -13,7 +13,7 @@ import typer
 from muster.output import Json, emit, loading, progress, remark, say, show_table
 
 if TYPE_CHECKING:
-    from coordinator.rules.packed_segments import ReportBytes
+    from coordinator.rules.private_sums import ReportBytes
     from muster.local.demo_app import AppResult
     from muster.local.demo_tasks import DemoResult, OnProgress
 

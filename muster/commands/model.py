@@ -13,8 +13,7 @@ from muster.output import Json, answer, at_utc, doing, emit, remark, say, say_ne
 
 if TYPE_CHECKING:
     from coordinator.operations import TaskStore
-    from coordinator.rules.model_gate import Gate
-    from coordinator.rules.roll_outs import Model, ModelVersion, RollOut
+    from coordinator.rules.roll_outs import Gate, Model, ModelVersion, RollOut
     from export.huggingface.folder import Pretrained
     from export.inference.int8 import Cost
     from export.inference.trained import Trained
@@ -362,7 +361,7 @@ def history(*, name: Name, population: Population = None, store: TaskStore, json
 
 def _gate(text: str | None, evaluation: str | None) -> Gate | None:
     """The gate that was asked for, which compares the figures of an evaluation."""
-    from coordinator.rules.model_gate import Gate
+    from coordinator.rules.roll_outs import Gate
 
     if text is not None and evaluation is None:
         raise typer.BadParameter("a gate compares figures: name the task that evaluated it", param_hint="--evaluation")

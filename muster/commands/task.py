@@ -78,8 +78,8 @@ def create(
     With --secagg it needs a release. With --evaluate, devices measure a model by a bundle that evaluates.
     docs/settings.md explains the settings.
     """
-    from coordinator.rules.longest_updates import in_words
-    from coordinator.rules.packed_segments import device_noise, report_bytes
+    from coordinator.rules.aggregation import in_words
+    from coordinator.rules.private_sums import device_noise, report_bytes
     from coordinator.store.tasks import CoordinatorStore
     from fedcore.bundle import Bundle
     from fedcore.plan import Plan

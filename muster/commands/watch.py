@@ -61,7 +61,7 @@ def watch(
     MLflow, never the coordinator. With the same --out a later watch goes on where this one ended, and nothing is there
     twice.
     """
-    from coordinator.dashboard.settings_table import values
+    from coordinator.dashboard.new_task import values
     from coordinator.rules.kinds import question_of
     from simulator.runs.trackers import trackers
 

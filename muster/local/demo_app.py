@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from coordinator.rules.model_gate import PREFIX
 from coordinator.rules.progress import Reason
+from coordinator.rules.roll_outs import PREFIX
 from coordinator.rules.states import TaskState
 from coordinator.store.tasks import TaskSettings
 from device_runtime.device import Device

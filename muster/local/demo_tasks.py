@@ -11,7 +11,7 @@ from pathlib import Path
 
 from prometheus_client.samples import Sample
 
-from coordinator.rules.packed_segments import ReportBytes, report_bytes
+from coordinator.rules.private_sums import ReportBytes, report_bytes
 from coordinator.store.tasks import CoordinatorStore, Secagg, TaskSettings
 from device_runtime.outcome import Phase
 from export.build import export_bundle

@@ -14,7 +14,7 @@ import numpy as np
 import safetensors.numpy
 import torch
 
-from coordinator.rules.divergence import START
+from coordinator.rules.progress import START
 from export.model import Model, ModelSpec
 from fedcore.algorithms import name_of, setting_meant
 from fedcore.algorithms.algorithm import Algorithm

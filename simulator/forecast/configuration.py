@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any
 
-from coordinator.rules.eligibility import Requires
+from coordinator.rules.states import Requires
 from coordinator.rules.task_settings import Buffered, Secagg, TaskSettings
 from fedcore.privacy.settings import WholeFromOne
 from fedcore.validation import Count, Fraction, build, check, checked, setting

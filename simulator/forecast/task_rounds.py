@@ -12,7 +12,6 @@ import numpy as np
 from coordinator.rules import buffers
 from coordinator.rules import rounds as cohorts
 from coordinator.rules.pacing import GATHER_S, Demand, RoundTimes
-from coordinator.rules.participation import Participations
 from coordinator.rules.rounds import (
     FAILURES,
     HELD_UP,
@@ -34,9 +33,8 @@ from coordinator.rules.rounds import (
     back_off_s,
     open_round,
 )
-from coordinator.rules.selection import UNRELIABLE_ROUNDS, draw, drawable
-from coordinator.rules.silence import broken_after_s, lost_after_s
-from coordinator.rules.states import AssignmentState, RoundState
+from coordinator.rules.selection import UNRELIABLE_ROUNDS, Participations, draw, drawable
+from coordinator.rules.states import AssignmentState, RoundState, broken_after_s, lost_after_s
 from secagg.session import SessionPhase
 from simulator.forecast.configuration import ForecastConfig
 from simulator.forecast.course import CommittedRound, Course, Drawing, Exchanges

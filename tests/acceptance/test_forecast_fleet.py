@@ -14,8 +14,7 @@ import pytest
 
 from benchmarks.load import POPULATION, Call, LoadConfig, LoadFleet, Refusal
 from benchmarks.null_task import null_coordinator
-from coordinator.rules.eligibility import Requires
-from coordinator.rules.states import RoundState
+from coordinator.rules.states import Requires, RoundState
 from fedcore.wire.messages import Abort, Rejected, encode
 from simulator.forecast.configuration import ForecastConfig
 from simulator.forecast.devices import DAY_S, WAIT_S, Devices

@@ -172,7 +172,7 @@ def wait_until(condition) -> None:
 def main() -> None:
     """Fork a coordinator for every line of standard input, and say its process id."""
     from coordinator.app import admin_app
-    from coordinator.rules import silence  # what the tests' own process need not load
+    from coordinator.rules import states
     from coordinator.server import serve
     from coordinator.settings import Settings
     from tests.coordinator.operators import operators_when_asked
@@ -196,7 +196,7 @@ def main() -> None:
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
             if silence_s is not None:
-                silence._LEAST_SILENCE_S = silence_s
+                states._LEAST_SILENCE_S = silence_s
             source = None if seed is None else SeededSource(seed)
             serve(Settings(**settings), functools.partial(write_urls, Path(ready)), source)
             os._exit(0)

@@ -8,7 +8,7 @@ from concurrent.futures import Future
 from typing import ClassVar
 
 from coordinator.commands import CountReport, QueuedCommand, TakeShare
-from coordinator.rules.shared_sums import SharedRound, decode_shares, encode_shares
+from coordinator.rules.replicas import SharedRound, decode_shares, encode_shares
 from coordinator.store.tasks import open_coordinator_store
 from fedcore.codecs.codec import RoundKey
 from fedcore.wire.messages import Receipt

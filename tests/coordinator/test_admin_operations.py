@@ -22,7 +22,6 @@ from coordinator.errors import (
     UnknownTask,
     WebhookFailed,
 )
-from coordinator.model_counts import DAY_S, Stated
 from coordinator.operations import OPERATIONS, PREFIX, AdminService, NewTask, TaskStore
 from coordinator.rules.alerts import Finding
 from coordinator.rules.audit import STORE
@@ -30,6 +29,7 @@ from coordinator.rules.entities import Evaluates, ModelSource, Regularly, Role
 from coordinator.rules.task_settings import TaskSettings
 from coordinator.security import of_running
 from coordinator.settings import Settings
+from coordinator.tally import DAY_S, Stated
 from fedcore.wire.problems import PROBLEM_FIELD
 from muster.remote import RemoteStore
 from tests.coordinator.bundles import make_bundle, make_evaluation_bundle, make_private_bundle

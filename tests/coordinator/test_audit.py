@@ -8,7 +8,7 @@ import pytest
 import sqlalchemy
 
 from authority.attestation import Attestation
-from coordinator.api.enrolment import Registry
+from coordinator.api.service import Registry
 from coordinator.api.tokens import issue, revoke
 from coordinator.errors import BrokenAudit
 from coordinator.rules.audit import Action, Head, verify

@@ -12,8 +12,8 @@ import sqlalchemy
 
 from coordinator.commands import AwaitAssignment, CancelWait, CheckInDevice
 from coordinator.errors import UnknownPopulation, UnknownSession
-from coordinator.rules.eligibility import OnDevice, Requires
 from coordinator.rules.selection import Eligibility, Needs
+from coordinator.rules.states import OnDevice, Requires
 from fedcore.conditions import StatedConditions
 from fedcore.errors import WireError
 from fedcore.wire.messages import MOST_COLLECTIONS, MOST_NAMES, Accepted, CheckIn, Offer, Rejected, Willing, decode

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from coordinator.errors import InvalidTask, TaskEnded, UnknownRound, UnknownTask
-from coordinator.rules.aggregation import ReportSum, aggregate
-from coordinator.rules.clear_reports import bounded_report
+from coordinator.rules.aggregation import ReportSum, aggregate, bounded_report
 from coordinator.rules.states import RoundState, TaskState
 from coordinator.rules.task_settings import MOST_COUNT, ClearReports
 from coordinator.store.garbage_collection import Retention, collect

@@ -166,7 +166,7 @@ def test_session_that_was_altered_or_is_over_opens_nothing(store, register, lock
         answer = httpx2.get(str(locked.base_url), headers={"Cookie": f"{name}={altered}".encode()})
         assert answer.status_code == 401
     assert locked.get("/").status_code == 200
-    monkeypatch.setattr("coordinator.dashboard.web_sessions.time.time", lambda: int(expires_at))
+    monkeypatch.setattr("coordinator.dashboard.rendering.time.time", lambda: int(expires_at))
     assert locked.get("/").status_code == 401
 
 
@@ -228,8 +228,8 @@ def test_open_page_does_not_hold_up_a_stop(store, tmp_path):
 @pytest.fixture
 def few_pages(monkeypatch):
     """Three pages may be open at a time."""
-    monkeypatch.setattr("coordinator.dashboard.streams._MOST_STREAMS", 3)
-    monkeypatch.setattr("coordinator.dashboard.streams._TICK_S", 0.01)
+    monkeypatch.setattr("coordinator.dashboard.pages._MOST_STREAMS", 3)
+    monkeypatch.setattr("coordinator.dashboard.pages._TICK_S", 0.01)
 
 
 def test_open_pages_are_bounded_and_one_that_is_shut_makes_room(few_pages, served):
@@ -253,8 +253,8 @@ def test_open_pages_are_bounded_and_one_that_is_shut_makes_room(few_pages, serve
 
 
 def test_an_open_page_is_drawn_again_now_and_then(served, monkeypatch):
-    monkeypatch.setattr("coordinator.dashboard.streams._TICK_S", 0.01)
-    monkeypatch.setattr("coordinator.dashboard.streams._REDRAW_S", 0.02)
+    monkeypatch.setattr("coordinator.dashboard.pages._TICK_S", 0.01)
+    monkeypatch.setattr("coordinator.dashboard.pages._REDRAW_S", 0.02)
     with httpx2.stream("GET", f"{served.admin}/events", timeout=10) as stream:
         drawn = 0
         for line in stream.iter_lines():

@@ -8,11 +8,8 @@ import pytest
 from sqlalchemy import insert, select
 
 from coordinator.dashboard.curves import chart, charts
-from coordinator.dashboard.funnel import of_task
-from coordinator.dashboard.overview import folded, overview_page
-from coordinator.dashboard.round_views import PAGE, round_page
-from coordinator.dashboard.settings_table import groups
-from coordinator.dashboard.views import task_page
+from coordinator.dashboard.new_task import groups
+from coordinator.dashboard.views import ROUNDS_ON_A_PAGE, folded, of_task, overview_page, round_page, task_page
 from coordinator.errors import UnknownRound
 from coordinator.rules.alerts import Alert
 from coordinator.rules.private_sums import entry_of
@@ -98,11 +95,11 @@ def test_all_rounds_are_on_pages(store, register, served):
     task = register(rounds=99)
     store.pause(task)
     with store.database.writing() as records:
-        for _ in range(PAGE + 5):
+        for _ in range(ROUNDS_ON_A_PAGE + 5):
             found = records.task(task)
             records.roll_back(found, found.initial, None, "again")
     page = httpx2.get(f"{served.admin}/tasks/{task}/rounds").text
-    assert f"/rounds/{PAGE + 5}/1" in page
+    assert f"/rounds/{ROUNDS_ON_A_PAGE + 5}/1" in page
     older = re.search(r'href="(/tasks/\w+/rounds\?before=\d+)"', page)[1]
     rest = httpx2.get(f"{served.admin}{older}").text
     assert re.findall(r"/rounds/(\d+)/1", rest) == ["5", "4", "3", "2", "1"]

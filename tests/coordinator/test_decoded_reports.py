@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from coordinator.commands import CountReport
-from coordinator.rules.clear_reports import bounded_report
+from coordinator.rules.aggregation import bounded_report
 from coordinator.rules.task_settings import ClearReports
 from coordinator.store.tasks import Secagg
 from fedcore.codecs.codec import RoundKey

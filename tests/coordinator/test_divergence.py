@@ -6,7 +6,7 @@ import math
 import numpy as np
 import pytest
 
-from coordinator.rules.divergence import FIRST_ROUNDS, MOST_ROUNDS, START, divergence
+from coordinator.rules.progress import FIRST_ROUNDS, MOST_ROUNDS, START, divergence
 from coordinator.rules.states import TaskState
 from coordinator.rules.task_settings import Buffered, ClearReports
 from fedcore.loss_counts import LEVELS

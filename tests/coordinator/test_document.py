@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from coordinator.api.examples import EXAMPLES, FIELDS
+from coordinator.api.openapi import EXAMPLES, FIELDS
 from fedcore.wire import messages
 from fedcore.wire.problems import PROBLEM_TYPE, PROBLEMS, Problem
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from coordinator.errors import InvalidTask
-from coordinator.rules.eligibility import OnDevice, Requires
+from coordinator.rules.states import OnDevice, Requires
 from fedcore.conditions import StatedConditions
 
 PLUGGED = StatedConditions(charging=True, idle=True, unmetered=True, battery=0.8, free_storage_mb=512)

@@ -6,10 +6,10 @@ from itertools import count
 import pytest
 
 from coordinator.errors import InvalidTask
-from coordinator.rules.eligibility import Requires
 from coordinator.rules.entities import Regularly
 from coordinator.rules.progress import OBSTACLES
 from coordinator.rules.selection import Capabilities, DeviceHoldOut, Needs
+from coordinator.rules.states import Requires
 from coordinator.rules.task_settings import TaskSettings
 from fedcore.hold_out import is_held_out
 from fedcore.wire.messages import Rejected

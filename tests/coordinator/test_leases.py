@@ -12,7 +12,7 @@ from coordinator.commands import AwaitAssignment
 from coordinator.driver.replica_membership import Membership, ReplicaConfig
 from coordinator.errors import DatabaseLocked, LeaseLost, NoLongerNeeded, Unavailable, UnknownSession
 from coordinator.keys import Keys, rotate
-from coordinator.rules.leases import (
+from coordinator.rules.replicas import (
     Lease,
     LeaseChanges,
     Replica,

@@ -16,7 +16,7 @@ from coordinator.api import masked_exchange
 from coordinator.api.masked_exchange import MaskedExchange
 from coordinator.commands import ExchangeMasked
 from coordinator.errors import NoLongerNeeded, Refusal, Unavailable
-from coordinator.rules.masked_shares import Grant, decode_news
+from coordinator.rules.replicas import Grant, decode_news
 from coordinator.rules.states import AssignmentState
 from tests.coordinator.conftest import Desk
 from tests.coordinator.test_masked_claims import STEP, TEN, Elsewhere, expect_sum_of, upload_of

@@ -9,7 +9,7 @@ import pytest
 
 from coordinator.commands import ExchangeMasked
 from coordinator.errors import ConflictingReport, MalformedMessage, NoLongerNeeded, Unavailable
-from coordinator.rules.masked_shares import (
+from coordinator.rules.replicas import (
     Claim,
     Denial,
     Grant,

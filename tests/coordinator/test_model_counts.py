@@ -7,10 +7,10 @@ import pytest
 
 from coordinator.dashboard.models import model_page
 from coordinator.driver.driver import Driver
-from coordinator.model_counts import ModelTally, Stated
 from coordinator.rules.roll_outs import ModelCount
 from coordinator.settings import Settings
 from coordinator.store.tables import MODEL_COUNTS
+from coordinator.tally import ModelTally, Stated
 from fedcore.errors import WireError
 from fedcore.wire.messages import CheckIn, decode, encode
 from tests.coordinator.bundles import START

@@ -9,10 +9,10 @@ from sqlalchemy import update
 from coordinator.api.tokens import issue
 from coordinator.dashboard.models import model_form, model_page, models_page
 from coordinator.dashboard.views import task_page
-from coordinator.model_counts import DAY_S, Stated
 from coordinator.rules.entities import Role
-from coordinator.rules.figures import figures_of, means_of
+from coordinator.rules.evaluated import figures_of, means_of
 from coordinator.store.tables import ROUNDS, TASKS
+from coordinator.tally import DAY_S, Stated
 from fedcore.model_release import ModelOrigin
 from tests.coordinator.browser import AXE, assert_sound, broken_words, look_as, shows, violations
 from tests.coordinator.bundles import START

@@ -11,8 +11,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from coordinator.errors import InvalidModel, UnknownBlob, UnknownModel, UnknownTask
 from coordinator.rules.audit import STORE
-from coordinator.rules.model_gate import Gate
-from coordinator.rules.roll_outs import Model, RollOut, RollOutKind, check_promotion, earlier, version_for
+from coordinator.rules.roll_outs import Gate, Model, RollOut, RollOutKind, check_promotion, earlier, version_for
 from coordinator.store.garbage_collection import Retention, collect
 from fedcore import checkpoint
 from fedcore.errors import BadRelease, BadSignature, DigestMismatch

@@ -10,12 +10,12 @@ import httpx2
 import msgspec
 import pytest
 
-from coordinator.api.check_in_counts import OTHER, SPAN_S, CheckInCounts
+from coordinator.api.service import OTHER, SPAN_S, CheckInCounts
 from coordinator.api.tokens import issue
-from coordinator.dashboard.settings_table import field_of, from_form, groups, values
+from coordinator.dashboard.new_task import field_of, from_form, groups, values
 from coordinator.recent_lines import RecentLines
-from coordinator.rules.eligibility import Requires
 from coordinator.rules.entities import Regularly, Role
+from coordinator.rules.states import Requires
 from coordinator.rules.task_settings import Buffered, TaskSettings
 from coordinator.settings import Settings
 from tests.coordinator.bundles import make_bundle, make_evaluation_bundle
@@ -225,7 +225,7 @@ def test_counts_of_check_ins_are_bounded_and_forget_after_a_day():
 
 
 def test_devices_are_bounded_in_all_populations_together(monkeypatch):
-    monkeypatch.setattr("coordinator.api.check_in_counts._MOST_DEVICES", 10)
+    monkeypatch.setattr("coordinator.api.service._MOST_DEVICES", 10)
     counts = CheckInCounts()
     for number in range(8):
         for population in ("phones", "tablets"):

@@ -12,7 +12,7 @@ import numpy as np
 import psycopg
 import pytest
 
-from coordinator.rules import silence
+from coordinator.rules import states
 from coordinator.rules.task_settings import Buffered, ClearReports
 from fedcore import checkpoint
 from tests.coordinator.bundles import make_bundle, make_plan, report_vector
@@ -72,7 +72,7 @@ def folders(tmp_path, monkeypatch, database, request):
     """All that the coordinator of a test may write to."""
     (tmp_path / "temporary").mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
-    monkeypatch.setattr(silence, "_LEAST_SILENCE_S", 120.0)  # devices are silent while the files are read
+    monkeypatch.setattr(states, "_LEAST_SILENCE_S", 120.0)  # devices are silent while the files are read
     if not database.startswith("postgresql"):
         return [tmp_path]
     with psycopg.connect(database) as connection:

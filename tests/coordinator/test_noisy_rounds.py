@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from coordinator.errors import InvalidTask, Refusal
-from coordinator.rules.packed_segments import ReportBytes, device_noise, packed_segments, report_bytes
+from coordinator.rules.private_sums import ReportBytes, device_noise, packed_segments, report_bytes
 from coordinator.rules.states import TaskState
 from coordinator.rules.task_settings import PrivacyBudget, Secagg, TaskSettings
 from fedcore.privacy.accounting import calibrated, spent

@@ -10,8 +10,7 @@ import pytest
 
 from coordinator.commands import AwaitAssignment, CancelWait, CheckInDevice
 from coordinator.errors import DatabaseLocked, ReplayedSignature
-from coordinator.rules.notices import Notice, Tally, notice_of, tally_of, text_of
-from coordinator.rules.return_tokens import Return
+from coordinator.rules.pacing import Notice, Return, Tally, notice_of, tally_of, text_of
 from coordinator.rules.selection import DeviceHoldOut, Eligibility, Needs
 from fedcore.decoding import UNDECODABLE
 from fedcore.wire.messages import Accepted, Assignment, CheckIn, RetryWindow

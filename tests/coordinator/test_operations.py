@@ -149,7 +149,7 @@ def test_logs_are_json_with_request_ids_and_no_secret(store, register, tmp_path)
         child.send_signal(signal.SIGTERM)
         child.wait(10)
     lines = [json.loads(line) for line in log.read_text().splitlines() if not line.startswith("coordinator ready")]
-    assert {"coordinator.server", "uvicorn.error", "coordinator.api.middleware"} <= {line["logger"] for line in lines}
+    assert {"coordinator.server", "uvicorn.error", "coordinator.api.http"} <= {line["logger"] for line in lines}
     (refusal,) = [line for line in lines if line.get("request_id") == answer.headers["x-request-id"]]
     assert (refusal["route"], refusal["status"], refusal["level"]) == (
         "/v1/assignments/{assignment}/report",

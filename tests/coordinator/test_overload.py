@@ -13,8 +13,8 @@ from collections import Counter
 import pytest
 import uvicorn
 
+from coordinator.api.http import RequestMiddleware
 from coordinator.api.limits import CheckInShedder, Limits
-from coordinator.api.middleware import RequestMiddleware
 from coordinator.metrics import Metrics
 from coordinator.settings import Settings
 from fedcore.wire.messages import RetryWindow

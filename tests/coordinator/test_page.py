@@ -7,7 +7,7 @@ import re
 import httpx2
 import pytest
 
-from coordinator.dashboard.join_links import join_link
+from coordinator.dashboard.pages import join_link
 from coordinator.errors import InvalidSettings
 from coordinator.rules.task_settings import Secagg
 from coordinator.settings import Settings, load_settings

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import sqlalchemy
 
-from coordinator.rules.participation import Participation, Participations
+from coordinator.rules.selection import Participation, Participations
 from coordinator.rules.task_settings import Separation
 from fedcore.wire.messages import Accepted
 from tests.coordinator.conftest import RETRY

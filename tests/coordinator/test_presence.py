@@ -6,7 +6,7 @@ import pytest
 
 from coordinator.driver.memory.device_presence import Presence, Silence
 from coordinator.errors import NoLongerNeeded
-from coordinator.rules.silence import lost_after_s
+from coordinator.rules.states import lost_after_s
 from fedcore.plan import BlobRef
 from fedcore.wire.messages import Assignment
 

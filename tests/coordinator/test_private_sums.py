@@ -6,8 +6,7 @@ import math
 
 import numpy as np
 
-from coordinator.rules.keyed_normals import KeyedNormals
-from coordinator.rules.private_sums import GRID, add_noise
+from coordinator.rules.private_sums import GRID, KeyedNormals, add_noise
 from fedcore.report import ReportLayout, Segment
 
 LAYOUT = ReportLayout((Segment("delta", 3, "mean"), Segment("weight", 1, "sum")), "uniform", bounded=True)

@@ -9,10 +9,8 @@ import pytest
 
 from coordinator.commands import AwaitAssignment, CountReport
 from coordinator.errors import InvalidTask
-from coordinator.rules.divergence import DIVERGED
-from coordinator.rules.eligibility import Requires
-from coordinator.rules.progress import OBSTACLES, Observation, Reason
-from coordinator.rules.states import TaskState
+from coordinator.rules.progress import DIVERGED, OBSTACLES, Observation, Reason
+from coordinator.rules.states import Requires, TaskState
 from coordinator.rules.task_settings import PrivacyBudget
 from fedcore.conditions import StatedConditions
 from fedcore.wire.messages import Rejected
@@ -214,7 +212,7 @@ def test_reports_and_seconds_of_a_round_are_those_of_now(store, register, desk):
 
 def test_round_waits_for_silent_devices_and_not_for_lost_ones(store, register, desk, monkeypatch):
     task = register(goal=4, minimum=1)
-    monkeypatch.setattr("coordinator.rules.silence._LEAST_SILENCE_S", 60.0)
+    monkeypatch.setattr("coordinator.rules.states._LEAST_SILENCE_S", 60.0)
     here, *_ = (one.result(timeout=0) for one in [desk.wait(name) for name in "abcd"])
     at_length(desk, 9, here)
     assert said(store, task) == ("reporting", "round 1: 0 of 4 reports, 591 s left")

@@ -6,8 +6,8 @@ import io
 import httpx2
 import pytest
 
-from coordinator.dashboard.answers import BOTTOM, TOP, Labels, pictures
-from coordinator.rules.questions import TaskAnswer
+from coordinator.dashboard.curves import BOTTOM, TOP, Labels, pictures
+from coordinator.rules.kinds import TaskAnswer
 from coordinator.rules.task_settings import PrivacyBudget
 from fedcore.questions.question import Block, Call, Cell, Column, Group, Key, Number, Rows
 from fedcore.questions.reading import as_csv

@@ -11,8 +11,8 @@ import pytest
 from coordinator.commands import CountReport
 from coordinator.errors import BudgetExceeded, InvalidModel, InvalidTask, WrongKind
 from coordinator.rules.entities import Regularly
+from coordinator.rules.kinds import TaskAnswer
 from coordinator.rules.private_sums import deviation_of
-from coordinator.rules.questions import TaskAnswer
 from coordinator.rules.roll_outs import check_model
 from coordinator.rules.states import TaskState
 from coordinator.rules.task_settings import Buffered, ClearReports, PrivacyBudget

@@ -10,11 +10,9 @@ import numpy as np
 import pytest
 
 from coordinator.commands import CountReport
-from coordinator.rules.clear_reports import bounded_report
-from coordinator.rules.longest_updates import in_words
-from coordinator.rules.packed_segments import packed_segments
-from coordinator.rules.robust_aggregation import collector
-from coordinator.rules.settings_fit import check_masked_rounding
+from coordinator.rules.aggregation import bounded_report, collector, in_words
+from coordinator.rules.private_sums import packed_segments
+from coordinator.rules.release import check_masked_rounding
 from coordinator.rules.task_settings import ClearReports, TaskSettings
 from fedcore.algorithms import ALGORITHMS
 from fedcore.algorithms.fed_avg import FedAvg

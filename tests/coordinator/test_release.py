@@ -7,7 +7,7 @@ import pytest
 from msgspec.structs import replace
 
 from coordinator.errors import InvalidTask
-from coordinator.rules.packed_segments import report_bytes
+from coordinator.rules.private_sums import report_bytes
 from coordinator.rules.release import check_release
 from coordinator.store.tasks import FootprintBudget, Secagg, TaskSettings
 from fedcore.bundle import Certificate, Parity

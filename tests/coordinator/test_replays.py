@@ -4,8 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.api.lru_cache import LruCache
-from coordinator.api.replays import AHEAD_S, Replays
+from coordinator.api.authentication import AHEAD_S, LruCache, Replays
 from coordinator.errors import ReplayedSignature, Unavailable
 from fedcore.errors import MalformedSignature, StaleSignature
 from fedcore.wire.signatures import WINDOW_S, Signature

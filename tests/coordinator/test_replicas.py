@@ -14,12 +14,10 @@ import numpy as np
 import pytest
 
 from coordinator.api.masked_exchange import MASKED
-from coordinator.api.replica_channel import proof_of
-from coordinator.api.shares import SHARES
+from coordinator.api.replica_channel import SHARES, proof_of
 from coordinator.failpoints import FAILPOINTS, VARIABLE
 from coordinator.keys import Keys
-from coordinator.rules.masked_shares import MaskedNews, encode_news
-from coordinator.rules.shared_sums import Shares, encode_shares
+from coordinator.rules.replicas import MaskedNews, Shares, encode_news, encode_shares
 from coordinator.rules.states import RoundState, TaskState
 from coordinator.rules.task_settings import ClearReports
 from tests.coordinator.bundles import START, report_body

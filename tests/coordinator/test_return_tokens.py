@@ -9,9 +9,9 @@ import msgspec
 import pytest
 
 from coordinator.commands import AwaitAssignment, CheckInDevice
-from coordinator.driver.memory.returns import Returns
-from coordinator.rules import return_tokens
-from coordinator.rules.return_tokens import Generation, Return
+from coordinator.driver.memory.pace_steering import Returns
+from coordinator.rules import pacing
+from coordinator.rules.pacing import Generation, Return
 from coordinator.rules.selection import Eligibility
 from fedcore.wire.messages import CheckIn, RetryWindow
 from tests.coordinator.conftest import CAPABILITIES, Desk
@@ -41,8 +41,8 @@ def test_token_says_when_its_device_may_come():
 
 
 def test_visit_that_counts_takes_two_hmacs(returns, monkeypatch):
-    made, hmac_of = [], return_tokens._hmac
-    monkeypatch.setattr(return_tokens, "_hmac", lambda key, said: made.append(said) or hmac_of(key, said))
+    made, hmac_of = [], pacing._hmac
+    monkeypatch.setattr(pacing, "_hmac", lambda key, said: made.append(said) or hmac_of(key, said))
     assert returns.left(visit("seen twice"), 0.0) is returns.left(visit("seen twice"), 0.0) is None
     returns.expect(visit("seen twice"), WINDOW, 0.0)
     assert made[0] == b"phones\0seen twice"

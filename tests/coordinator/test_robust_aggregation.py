@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from coordinator.errors import InvalidTask
-from coordinator.rules.clear_reports import MOST_KEPT_BYTES
-from coordinator.rules.robust_aggregation import KeptReports, collector
+from coordinator.rules.aggregation import MOST_KEPT_BYTES, KeptReports, collector
 from coordinator.rules.task_settings import ClearReports, Secagg, TaskSettings
 from tests.coordinator.bundles import START, make_bundle, make_plan, report_vector
 from tests.coordinator.conftest import states

@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from coordinator.errors import InvalidTask
-from coordinator.rules.rounding_trial import check_rounding, moved_by, rounding
+from coordinator.rules.release import check_rounding, moved_by, rounding
 from fedcore.algorithms import ALGORITHMS, create
 from tests.coordinator.test_secure import SECURE
 

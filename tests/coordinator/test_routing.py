@@ -14,12 +14,11 @@ import numpy as np
 import pytest
 import uvicorn
 
-from coordinator.api.replica_channel import ReplicaChannel
-from coordinator.api.shares import SHARES
+from coordinator.api.replica_channel import SHARES, ReplicaChannel
 from coordinator.driver.replica_membership import Directory
 from coordinator.keys import Keys
-from coordinator.rules.leases import Replica
-from coordinator.rules.notices import Notice, text_of
+from coordinator.rules.pacing import Notice, text_of
+from coordinator.rules.replicas import Replica
 from coordinator.rules.selection import Needs
 from coordinator.rules.states import AssignmentState
 from coordinator.settings import Settings

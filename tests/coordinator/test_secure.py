@@ -19,7 +19,7 @@ from coordinator.errors import (
     UnusableMessage,
 )
 from coordinator.rules.states import AssignmentState, TaskState
-from coordinator.secure.terms import invitation
+from coordinator.secure.round import invitation
 from coordinator.store.tasks import Secagg, TaskSettings
 from fedcore.masking import layout_hash, model_hash, summed_values
 from fedcore.release import SumBounds

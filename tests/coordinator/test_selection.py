@@ -7,8 +7,8 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from coordinator.rules.eligibility import Requires
 from coordinator.rules.selection import Capabilities, Needs, draw, unfit
+from coordinator.rules.states import Requires
 from device_runtime.capabilities import stated_examples
 from fedcore.conditions import StatedConditions
 

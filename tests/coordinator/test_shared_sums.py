@@ -9,10 +9,16 @@ import pytest
 
 from coordinator.commands import AwaitAssignment, CountReport, TakeShare
 from coordinator.errors import ConflictingReport, MalformedMessage, NoLongerNeeded, Unavailable
-from coordinator.rules.assignment_ids import assignment_id, round_in
-from coordinator.rules.leases import maker_of
+from coordinator.rules.replicas import (
+    SharedRound,
+    assignment_id,
+    decode_shares,
+    encode_shares,
+    maker_of,
+    may_share,
+    round_in,
+)
 from coordinator.rules.rounds import Configured, RoundPolicy, Told, Waiting, open_round, step
-from coordinator.rules.shared_sums import SharedRound, decode_shares, encode_shares, may_share
 from coordinator.rules.states import RoundState
 from coordinator.rules.task_settings import Buffered, ClearReports, Secagg, TaskSettings
 from fedcore.codecs.codec import RoundKey

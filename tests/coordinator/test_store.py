@@ -15,9 +15,8 @@ from alembic.migration import MigrationContext
 
 from coordinator.errors import MissingStore, StoreConflict, UnsupportedDatabase, WrongRevision
 from coordinator.rules.states import TaskState
-from coordinator.store import migrations
-from coordinator.store.database import Database
-from coordinator.store.migrations import BASE, HEAD, Migration, migrate
+from coordinator.store import database as migrations
+from coordinator.store.database import BASE, HEAD, Database, Migration, migrate
 from coordinator.store.tables import METADATA
 from tests.coordinator.test_failpoints import die
 from tests.tree import ROOT

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from coordinator.api.devices import deltas
+from coordinator.api.devices import blobs
 from coordinator.rules.task_settings import TaskSettings
 from fedcore import checkpoint
 from fedcore.plan import BlobRef
@@ -98,7 +98,7 @@ def test_deltas_that_nobody_waits_for_any_more_are_not_made(store, client, tmp_p
         assert go_on.wait(60)
         return b"shorter"
 
-    asked, left, between = [], [], deltas.Deltas.between
+    asked, left, between = [], [], blobs.Deltas.between
 
     @asynccontextmanager
     async def counted(*arguments):
@@ -109,8 +109,8 @@ def test_deltas_that_nobody_waits_for_any_more_are_not_made(store, client, tmp_p
         finally:
             left.append(arguments)
 
-    monkeypatch.setattr(deltas, "delta_between", make)
-    monkeypatch.setattr(deltas.Deltas, "between", counted)
+    monkeypatch.setattr(blobs, "delta_between", make)
+    monkeypatch.setattr(blobs.Deltas, "between", counted)
     found = versions(store, client, tmp_path, 4)
     pairs = list(itertools.permutations(found, 2))
     paths = [f"/v1/blobs/{target}/deltas/{base}" for base, target in pairs]

@@ -15,7 +15,7 @@ import pytest
 
 from coordinator.api import http
 from coordinator.api.devices import reports
-from coordinator.api.devices.uploads import Part, Uploads
+from coordinator.api.devices.reports import Part, Uploads
 from coordinator.api.limits import MemoryBudget
 from coordinator.errors import ConflictingReport, NoLongerNeeded, TooLarge, Unavailable
 from coordinator.settings import Settings

@@ -9,7 +9,7 @@ import httpx2
 import pytest
 
 import muster
-from coordinator.dashboard.settings_table import groups
+from coordinator.dashboard.new_task import groups
 from coordinator.rules.task_settings import TaskSettings
 from fedcore.validation import settings_of
 from muster.options.names import option_of

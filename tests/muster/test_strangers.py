@@ -18,8 +18,7 @@ import safetensors.numpy
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from rich.console import Console
 
-from coordinator.dashboard.rendering import Renderer
-from coordinator.dashboard.web_sessions import Visitor
+from coordinator.dashboard.rendering import Renderer, Visitor
 from coordinator.logs import configure_logs
 from fedcore.bundle import AlgorithmRef, Bundle, Certificate
 from fedcore.params import ParamSchema, TensorSpec, VectorSpec

@@ -2,7 +2,7 @@
 
 import pytest
 
-from coordinator.rules.divergence import START
+from coordinator.rules.progress import START
 from coordinator.rules.states import RoundState, TaskState
 from coordinator.store.tasks import Secagg, TaskSettings
 from device_runtime.permission.policy import Policy

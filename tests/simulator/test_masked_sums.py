@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy.stats import chi2
 
-from coordinator.rules.packed_segments import packed_segments
+from coordinator.rules.private_sums import packed_segments
 from coordinator.rules.task_settings import Secagg
 from fedcore.batching import StreamKey
 from fedcore.codecs.codec import RoundKey

@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 
-from coordinator.rules.packed_segments import packed_segments
+from coordinator.rules.private_sums import packed_segments
 from coordinator.rules.states import TaskState
 from coordinator.store.tasks import PrivacyBudget, Secagg, TaskSettings
 from device_runtime.permission.policy import Policy

@@ -1,4 +1,4 @@
-"""The admin API: tasks over HTTP, for operators. Roles, problem types and examples: docs/operations.md."""
+"""The admin API: tasks over HTTP, for operators, with health checks and metrics."""
 
 from __future__ import annotations
 
@@ -8,20 +8,21 @@ from typing import Annotated, Any
 
 import msgspec
 from fastapi import APIRouter, Depends, Query
+from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import JSONResponse, Response
 
 from coordinator.api.admin.access import Access
 from coordinator.api.admin.problems import ADMIN_PROBLEMS
-from coordinator.api.admin.task_creation import create_task
 from coordinator.api.http import read_as, read_hashed
-from coordinator.api.openapi import BYTES, Answer, ApiDocument
+from coordinator.api.openapi import BYTES, HEALTH, Answer, ApiDocument
 from coordinator.api.service import Service
-from coordinator.errors import MalformedMessage, UnknownBlob
+from coordinator.errors import InvalidTask, MalformedMessage, Unavailable, UnknownBlob
 from coordinator.operations import OPERATIONS, PREFIX, NewTask, Operation
-from coordinator.rules.assumption import Assumption
-from coordinator.rules.entities import Evaluates, RegularEvaluation, Role, Token
+from coordinator.rules.alerts import Assumption
+from coordinator.rules.entities import NOT_BOTH, Evaluates, RegularEvaluation, Role, Task, Token
+from coordinator.rules.kinds import kind_of
 from coordinator.rules.task_settings import TaskSettings
 from coordinator.security import of_running
 from coordinator.webhook import send_trial
@@ -30,6 +31,31 @@ from fedcore.decoding import UNDECODABLE, decoder
 from fedcore.errors import WrongBody
 from fedcore.release import Signed
 from fedcore.validation import build
+
+
+def create_task(service: Service, new: NewTask, by: str) -> Task:
+    """Register a task that `by` asked for. Raises UnknownBlob, and what `register_task` of the store does.
+
+    It reads and writes blobs, so it runs in a thread.
+    """
+    if new.settings.secagg is not None and service.settings.authority is None:
+        raise InvalidTask(
+            "secure rounds need an enrolment authority, and this coordinator has none: run `muster authority "
+            "serve`, and start the coordinator with --authority and --authority-url"
+        )
+    asks = kind_of(new.manifest.algorithm.name) == "question"
+    if asks and new.settings.privacy is None and service.settings.questions_need_noise:
+        raise InvalidTask(
+            "this coordinator refuses questions without noise (questions_need_noise): give the question privacy, as "
+            "`muster ask` does with --epsilon and --users"
+        )
+    if new.evaluates is not None and new.evaluation is not None:
+        raise InvalidTask(NOT_BOTH)
+    evaluation = new.evaluates or new.evaluation
+    return service.store.register_task(
+        new.manifest, new.settings, new.release, by, name=new.name, evaluation=evaluation
+    )
+
 
 _BOUNDS = {
     "round": Query(ge=0, lt=2**31),
@@ -199,3 +225,50 @@ class _Posted(msgspec.Struct, frozen=True):
 
 
 _POSTED = decoder(_Posted)
+
+
+def health_router(service: Service) -> APIRouter:
+    """`/healthz`: the process answers. `/readyz`: it can also serve devices."""
+    router = APIRouter(tags=["health"])
+
+    @router.get("/healthz", **HEALTH.route({200: Answer("The process answers")}))
+    async def healthz() -> Response:
+        """The process answers."""
+        return JSONResponse({"status": "ok"})
+
+    @router.get("/readyz", **HEALTH.route({200: Answer("Devices may come")}))
+    async def readyz() -> Response:
+        """The driver runs, reads and writes the database, others reach this replica, and no stop is under way."""
+        # Nothing here waits, for a database or for a thread.
+        if not service.driver.alive:
+            raise Unavailable("the driver is not running")
+        if service.driver.draining:
+            raise Unavailable("the coordinator is about to stop")
+        if service.membership.ousted:
+            raise Unavailable("another replica announces the same URL; give each its own as replica_url")
+        if service.membership.superseded:
+            raise Unavailable("the server's key was succeeded, and this replica has the file of the old one")
+        if obstacle := service.driver.obstacle:
+            raise Unavailable(obstacle)
+        return JSONResponse({"status": "ready"})
+
+    return router
+
+
+def metrics_router(service: Service) -> APIRouter:
+    """`/metrics`, for Prometheus."""
+    router = APIRouter(tags=["metrics"])
+
+    @router.get("/metrics", **ADMIN.route({200: Answer("The metrics", ("text/plain",))}))
+    def read() -> Response:
+        """All metrics, in Prometheus' text format."""
+        try:
+            service.metrics.tasks_are(service.store.progress())
+        except Unavailable:
+            # The other metrics do not need the database, but tokens do: without it only the loopback viewer comes here.
+            # A token that was good a moment ago is not believed: it may be revoked, and the example's alert that no
+            # coordinator gives its metrics is how people learn that the database is away.
+            service.metrics.stalled.clear()
+        return Response(service.metrics.text(), media_type=CONTENT_TYPE_LATEST)
+
+    return router

@@ -10,13 +10,11 @@ from typing import NamedTuple
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import ClientDisconnect, Request
 
-from coordinator.api.authentication import signed
-from coordinator.api.lru_cache import LruCache
+from coordinator.api.authentication import LruCache, signed
 from coordinator.api.service import Service
 from coordinator.errors import ForeignAssignment
-from coordinator.rules.assignment_ids import round_in
 from coordinator.rules.buffers import refusal
-from coordinator.rules.shared_sums import SharedRound, may_share
+from coordinator.rules.replicas import SharedRound, may_share, round_in
 from coordinator.rules.states import AssignmentState
 from fedcore.codecs.codec import RoundKey
 from fedcore.report import ReportLayout

@@ -1,26 +1,141 @@
-"""Answers to check-ins and to waiting devices, from memory only."""
+"""Answers to check-ins and to waiting devices, from memory only, at the driver and at other replicas."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import threading
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Set as AbstractSet
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeAlias
 
 from coordinator.commands import AwaitAssignment, CancelWait, CheckInDevice
-from coordinator.driver.memory.followed import Followed
 from coordinator.driver.memory.loaded_task import LoadedTask
 from coordinator.driver.memory.open_rounds import OpenRounds
-from coordinator.driver.memory.pace_steering import Steering
-from coordinator.driver.memory.recent_check_ins import CheckInLog
-from coordinator.driver.memory.recent_participation import ParticipationLimit
-from coordinator.driver.memory.returns import Visit
+from coordinator.driver.memory.pace_steering import Returns, Steering, Told, Visit, bounded
+from coordinator.driver.memory.selector import ParticipationLimit
 from coordinator.driver.memory.sessions import Session, Sessions
 from coordinator.errors import Unavailable, UnknownPopulation
+from coordinator.rules.pacing import IDLE_PER_S, Notice, Return, Tally, away
 from coordinator.rules.selection import unfit
-from coordinator.session_counts import SessionCounts
-from fedcore.wire.messages import Accepted, CheckInAnswer, Rejected, RejectionReason
+from coordinator.tally import SessionCounts
+from fedcore.wire.messages import Accepted, CheckInAnswer, Rejected, RejectionReason, RetryWindow
+
+_SPAN_S = 60.0
+"""Rejections are counted over one to two of these: a device that was sent away comes back after a minute."""
+ByTask: TypeAlias = "defaultdict[str, Counter[str]]"
+
+
+class CheckInLog:
+    """The arrivals at one coordinator. Times are on the driver's clock."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._last: dict[str, float] = {}
+        self._spans: dict[int, ByTask] = {}
+
+    def accepted(self, population: str, now: float) -> None:
+        """Note an accepted check-in."""
+        self._last[population] = now
+
+    def rejected(self, obstacles: Mapping[str, str], now: float) -> None:
+        """Count a rejected check-in: the obstacle between the device and each task."""
+        with self._lock:
+            counts = self._counts_at(now)
+            for task, obstacle in obstacles.items():
+                counts[task][obstacle] += 1
+
+    def heard(self, obstacles: Mapping[str, Mapping[str, int]], now: float) -> None:
+        """Count rejected check-ins, by task and by the obstacle between their devices and it."""
+        with self._lock:
+            counts = self._counts_at(now)
+            for task, by_obstacle in obstacles.items():
+                counts[task].update(by_obstacle)
+
+    def accepted_at(self, population: str) -> float | None:
+        """When the last check-in to a population was accepted; None when none was."""
+        return self._last.get(population)
+
+    def lately(self, task: str, now: float) -> Counter[str]:
+        """The rejected check-ins of the last minute or two, by the obstacle between the device and a task."""
+        with self._lock:
+            self._forget_before(int(now // _SPAN_S) - 1)
+            return sum((counts[task] for counts in self._spans.values() if task in counts), Counter[str]())
+
+    def _counts_at(self, now: float) -> ByTask:
+        span = int(now // _SPAN_S)
+        if span not in self._spans:
+            self._forget_before(span - 1)
+            self._spans[span] = defaultdict(Counter)
+        return self._spans[span]
+
+    def _forget_before(self, first: int) -> None:
+        self._spans = {span: counts for span, counts in self._spans.items() if span >= first}
+
+
+_MOST = 1 << 16
+"""Visits that are kept until the driver is told of them, which is every second."""
+
+
+class Followed:
+    """A population that another replica drives. From any thread.
+
+    bounds: of retry windows. key: what authenticates return tokens. `ahead_s`: how far the driver's clock is ahead of
+    this one.
+    """
+
+    def __init__(self, notice: Notice, bounds: RetryWindow, key: Callable[[], bytes]) -> None:
+        self.ahead_s = 0.0
+        self._notice = notice
+        self._bounds = bounds
+        self._returns = Returns(key)
+        self._idle_until = notice.idle_until
+        self._visits: list[tuple[bytes, Return]] = []
+        self._obstacles: Counter[tuple[str, str]] = Counter()
+        self._lock = threading.Lock()
+
+    def renew(self, notice: Notice) -> None:
+        """Take over the driver's next notice."""
+        with self._lock:
+            if notice.generation != self._notice.generation:  # these devices may come again
+                self._visits, self._obstacles = [], Counter()
+            self._notice = notice
+            # The driver does not know yet whom this replica has sent away since it told last.
+            self._idle_until = max(self._idle_until, notice.idle_until)
+
+    def turn_away(self, command: CheckInDevice, now: float) -> Rejected | None:
+        """Reject a device that comes too early, or that no task can use; None for any other."""
+        now += self.ahead_s
+        with self._lock:
+            tasks = self._notice.tasks
+            self._returns.follow(command.population, self._notice.generation)
+            early = self._returns.left(command, now)
+            if early is not None:
+                return Rejected("too-early", *bounded(early, self._bounds))
+            obstacles = {task: command.eligibility.obstacle(task, needs) for task, needs in tasks.items()}
+            if not all(obstacles.values()):
+                return None
+            reason, formats = unfit(tasks, obstacles)
+            self._idle_until = max(self._idle_until, now) + 1 / IDLE_PER_S
+            told = self._returns.expect(command, away(self._idle_until - now, self._bounds), now)
+            self._count(command, told, obstacles, now)
+        return Rejected(reason, *told, formats)
+
+    def take(self) -> Tally | None:
+        """What the driver has not been told yet; None if that is nothing."""
+        with self._lock:
+            if not self._visits:
+                return None
+            visits, self._visits = self._visits, []
+            obstacles, self._obstacles = self._obstacles, Counter()
+            return Tally.of(self._notice.generation, visits, obstacles)
+
+    def _count(self, command: CheckInDevice, told: Told, obstacles: Mapping[str, str], now: float) -> None:
+        if len(self._visits) < _MOST:
+            mark = self._returns.generation(command.population).mark(command.device)
+            self._visits.append((mark, Return(now + told.retry.min_s, now + told.retry.max_s)))
+            self._obstacles.update(obstacles.items())
 
 
 @dataclass(frozen=True, slots=True)

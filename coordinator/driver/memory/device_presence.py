@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 from coordinator.commands import settle
 from coordinator.errors import NoLongerNeeded
-from coordinator.rules.silence import broken_after_s
+from coordinator.rules.states import broken_after_s
 from fedcore.wire.messages import Assignment
 
 _LOOK_S = 0.25

@@ -9,15 +9,12 @@ from coordinator.driver.memory.device_presence import Presence
 from coordinator.driver.memory.loaded_task import LoadedTask
 from coordinator.driver.memory.open_rounds import OpenRound, OpenRounds
 from coordinator.driver.memory.pace_steering import Steering
-from coordinator.driver.memory.private_rounds import RoundSum
-from coordinator.driver.memory.recent_participation import ParticipationLimit
-from coordinator.driver.memory.secure_rounds import SecureRounds
+from coordinator.driver.memory.round_sums import RoundSum, SecureRounds, SharedSums
+from coordinator.driver.memory.selector import ParticipationLimit
 from coordinator.driver.memory.sessions import Sessions
-from coordinator.driver.memory.shared_sums import SharedSums
 from coordinator.errors import DeviceRevoked, Unavailable
-from coordinator.model_counts import ModelTally
-from coordinator.rules.robust_aggregation import collector
-from coordinator.session_counts import SessionCounts
+from coordinator.rules.aggregation import collector
+from coordinator.tally import ModelTally, SessionCounts
 from fedcore.wire.messages import RetryWindow
 
 

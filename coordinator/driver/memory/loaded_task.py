@@ -15,7 +15,7 @@ from coordinator.rules.selection import UNRELIABLE_ROUNDS, DeviceHoldOut, Needs
 from coordinator.rules.states import TaskState
 from coordinator.rules.task_settings import TaskSettings
 from coordinator.store.records.records import Records
-from coordinator.store.start import start_of
+from coordinator.store.starting import start_of
 from coordinator.store.tasks import CoordinatorStore
 from fedcore.errors import AlgorithmError, FedcoreError, PrivacyError
 from fedcore.plan import Plan

@@ -13,9 +13,9 @@ from coordinator.driver.memory.loaded_task import LoadedTask
 from coordinator.rules import buffers
 from coordinator.rules import rounds as cohorts
 from coordinator.rules.entities import Snapshot
+from coordinator.rules.replicas import may_share
 from coordinator.rules.rounds import Abandon, Event, Revealed, Round, Stepped, Tick, Waiting
 from coordinator.rules.selection import UNRELIABLE_ROUNDS
-from coordinator.rules.shared_sums import may_share
 from coordinator.rules.states import LeftOut, RoundState
 from coordinator.secure.round import SecureRound
 from fedcore.codecs.codec import RoundKey

@@ -12,9 +12,9 @@ import msgspec
 
 from coordinator.commands import AwaitAssignment, CancelWait, CheckInDevice, settle
 from coordinator.errors import ForeignSession, Refusal, ReplayedSignature, UnknownSession
-from coordinator.rules.leases import new_id
+from coordinator.rules.replicas import new_id
 from coordinator.rules.selection import Eligibility, Needs
-from coordinator.session_counts import SessionCounts
+from coordinator.tally import SessionCounts
 from fedcore.wire.messages import Assignment, Rejected
 
 _IDLE_S = 60.0

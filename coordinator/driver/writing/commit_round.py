@@ -1,8 +1,9 @@
-"""Commit of a round that has its reports: the next checkpoint, in one transaction."""
+"""Commit of a round that has its reports, and the end of one that failed, in one transaction."""
 
 from __future__ import annotations
 
 import logging
+import secrets
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import suppress
@@ -15,24 +16,21 @@ from numpy.typing import NDArray
 from prometheus_client import Histogram
 
 from coordinator.driver.memory.loaded_task import pause_unreadable
-from coordinator.driver.memory.open_rounds import OpenRound
-from coordinator.driver.memory.private_rounds import BUDGET_SPENT, PrivateSum, RoundSum, make_private, write_row
+from coordinator.driver.memory.open_rounds import OpenRound, OpenRounds
+from coordinator.driver.memory.round_sums import BUDGET_SPENT, PrivateSum, RoundSum, make_private, write_row
 from coordinator.driver.replica_membership import Membership
-from coordinator.driver.writing.failed_attempts import note_failure, pause_diverged, why_diverged
-from coordinator.driver.writing.hand_over import HandOver, begin_again, end_or_keep, open_next
-from coordinator.driver.writing.regular_evaluations import Start, begin, store_start
-from coordinator.errors import NonFiniteState, Unavailable, UnknownBlob, UnreadableBlob
+from coordinator.driver.writing.make_assignments import HandOver, begin_again, end_or_keep, open_next
+from coordinator.errors import NonFiniteState, Unavailable, UnknownBlob, UnknownRound, UnreadableBlob
 from coordinator.failpoints import reach
 from coordinator.lineage import entry
-from coordinator.rules.aggregation import ReportSum, Vectors, aggregate, state_specs
+from coordinator.rules.aggregation import KeptReports, ReportSum, Vectors, aggregate, held_sum, state_specs
 from coordinator.rules.buffers import discount
-from coordinator.rules.divergence import LossCounts
 from coordinator.rules.entities import AssignedDevice, SealedBlob, Snapshot, Task
+from coordinator.rules.evaluated import regular_task
 from coordinator.rules.kinds import QUIET
-from coordinator.rules.longest_updates import held_sum
 from coordinator.rules.private_sums import clip_of
-from coordinator.rules.robust_aggregation import KeptReports
-from coordinator.rules.rounds import Abandon, Aggregated, EndAssignments, Round
+from coordinator.rules.progress import DIVERGED, FIRST_ROUNDS, MOST_ROUNDS, START, LossCounts, divergence
+from coordinator.rules.rounds import Abandon, Aggregated, EndAssignments, Round, back_off_s
 from coordinator.rules.states import LeftOut, RoundState, TaskState
 from coordinator.store.database import STORE_FAILURES
 from coordinator.store.records.records import Records
@@ -41,9 +39,142 @@ from fedcore import checkpoint
 from fedcore.algorithms.algorithm import Algorithm, ServerStep, trips_of
 from fedcore.errors import FedcoreError, ReportError
 from fedcore.plan import BlobRef, in_turn
+from fedcore.release import Signed
 from fedcore.signing import SigningKey
 
 _LOG = logging.getLogger(__name__)
+
+
+def note_failing(
+    round_: OpenRound, devices: Sequence[str], rounds: OpenRounds, *, late: bool = False
+) -> tuple[OpenRound, int]:
+    """The round that knows which devices failed in it, and how many of these failed before.
+
+    late: they held it up, whatever comes of it.
+    """
+    before = round_.failing if round_.buffered else rounds.unreliable.get(round_.task.id, {}).keys()
+    if round_.buffered or late:
+        rounds.note_unreliable(round_.task.id, devices)
+    return replace(round_, failing=round_.failing.union(devices)), len(before & set(devices))
+
+
+def note_failure(records: Records, round_: OpenRound, reason: str) -> float:
+    """Note that an attempt at a round failed; answers for how many seconds the task must open no other.
+
+    A task whose attempts fail too often in a row is paused: its plan, or the devices' data, needs an operator.
+    """
+    task = records.task(round_.task.id)
+    failures, most = records.attempts.failures(task.id, round_.number), task.settings.max_attempts
+    if failures >= most and task.state is TaskState.ACTIVE:
+        words = f"round {round_.number} failed {failures} times in a row, at last with {reason}"
+        _LOG.error("task %s is paused: %s", task.named, words)
+        records.move_task(task, TaskState.PAUSED, reason, f"{words}; find out why, then resume it")
+    return back_off_s(failures)
+
+
+def why_diverged(records: Records, task: Task, metrics: dict[str, float], losses: LossCounts | None) -> str:
+    """Why an active task diverges with a round of these metrics, which is about to be committed; "" if it does not.
+
+    losses: how many devices reached each level of loss, where the plan counts them. The first round since the task was
+    made active gets what they were before training into its metrics.
+    """
+    growth, attempts = task.settings.max_loss_growth, records.attempts
+    if not growth or task.state is not TaskState.ACTIVE:
+        return ""
+    first = attempts.first_metrics(task.id, FIRST_ROUNDS)
+    if losses is not None and not first:
+        metrics |= losses.start()
+    start = (first or [metrics])[0].get(START)
+    latest = [*attempts.latest_metrics(task.id, MOST_ROUNDS - 1), metrics]
+    return divergence(first, latest, growth) or (losses.explosion(start, growth) if losses is not None else "")
+
+
+def pause_diverged(records: Records, task: Task, number: int, why: str) -> None:
+    """Pause a task that diverged with round `number`: an operator goes back to an earlier model, or lets it go on."""
+    words = f"{DIVERGED} in round {number}: {why}"
+    _LOG.error("task %s is paused: %s", task.named, words)
+    remedy = "roll it back to an earlier round, or resume it if that is as it should be"
+    records.move_task(task, TaskState.PAUSED, DIVERGED, f"{words}; {remedy}")
+
+
+def begin_pair_again(records: Records, task: Task, lineage: SigningKey) -> None:
+    """Roll a task back to before its last round, because the cohort of that one is gone; the next is a first trip.
+
+    lineage: signs the checkpoint of a task with a release. The task is paused when this happened too often in a row, or
+    when the model is no longer kept, which only an operator's earlier rollback can cause.
+    """
+    task, last = records.task(task.id), records.snapshot(task)
+    times = records.attempts.pairs_begun_again(task)
+    words = f"too few of the devices that round {last.number} counted came back for round {last.number + 1}"
+    try:
+        to = records.snapshot(task, records.made_in(task, last) - 1)
+    except UnknownRound as error:
+        remedy = f"roll it back to an earlier round: {error}"
+    else:
+        records.roll_back(task, to, entry(lineage, task, last, to.checkpoint_sha256), f"{words}; the pair begins again")
+        if times < task.settings.max_attempts:
+            return
+        words, remedy = f"{words}, {times} times in a row", "resume it, or create it anew without same_cohort"
+    if task.state is TaskState.ACTIVE:
+        _LOG.error("task %s is paused: %s", task.named, words)
+        records.move_task(task, TaskState.PAUSED, "cohort-gone", f"{words}; {remedy}")
+
+
+def pause_without_authority(records: Records, task: Task) -> None:
+    """Pause a task whose rounds are secure, where the coordinator has no enrolment authority."""
+    words = (
+        "secure rounds need an enrolment authority: run `muster authority serve`, start the coordinator with "
+        "--authority and --authority-url, then resume the task"
+    )
+    _LOG.error("task %s is paused: %s", task.named, words)
+    records.move_task(task, TaskState.PAUSED, "no-authority", words)
+
+
+class Start(NamedTuple):
+    """The blobs with which a model is evaluated: server state and broadcast. params: the digest of the model."""
+
+    state: BlobRef
+    broadcast: BlobRef
+    params: str
+
+
+def store_start(store: CoordinatorStore, training: Task, number: int, model: Vectors) -> Start | None:
+    """Store the server state and the broadcast with which the model after a round is evaluated; None if it is not due.
+
+    model: what is broadcast after the round. Raises UnreadableBlob.
+    """
+    regular = training.evaluation
+    if regular is None or not regular.due(number):
+        return None
+    algorithm = store.algorithm(regular.bundle.algorithm)
+    try:
+        specs = state_specs(store.plan(regular.bundle.plan.sha256), algorithm)
+        state = checkpoint.decode(store.blobs.get(regular.bundle.state.sha256), specs)
+    except (UnknownBlob, FedcoreError) as error:
+        raise UnreadableBlob(f"what evaluates the model after round {number}: {error}") from error
+    state["params"] = model["params"]
+    broadcast = trips_of(algorithm)[0].broadcast(state)
+    refs = [store.blobs.put(checkpoint.encode(vectors)) for vectors in (state, broadcast)]
+    return Start(refs[0], refs[1], checkpoint.digest(model["params"]))
+
+
+def begin(
+    store: CoordinatorStore, records: Records, training: Task, number: int, start: Start | None, lineage: Signed | None
+) -> None:
+    """Write the task that evaluates the model after a round, if that is due.
+
+    start: from `store_start`. lineage: the signed entry of the round.
+    """
+    regular = training.evaluation
+    if regular is None or start is None:
+        return
+    store.add_blobs(records, {start.state: False})
+    store.add_blobs(records, {start.broadcast: True})
+    snapshot = Snapshot(0, start.state.sha256, start.broadcast.sha256, lineage)
+    task = regular_task(training, regular, number, snapshot, secrets.token_hex(8), records.at)
+    records.add_task(task, f"round {number} of task {training.id} was committed")
+
+
 _FAILED = Abandon("update-failed")
 """The end of a round whose update raised what no algorithm should."""
 

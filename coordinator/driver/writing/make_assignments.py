@@ -1,23 +1,74 @@
-"""Assignments for the devices that a round drew."""
+"""Openings: a round's rows, the buffer that a report goes into, assignments for devices, and their hand-over."""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 import msgspec
 from msgspec.structs import replace
 
-from coordinator.driver.memory.open_rounds import OpenRound
+from coordinator.driver.memory.loaded_task import LoadedTask
+from coordinator.driver.memory.open_rounds import OpenRound, OpenRounds
 from coordinator.driver.memory.selector import Selector
 from coordinator.lineage import log_proof
-from coordinator.rules.assignment_ids import assignment_id
-from coordinator.rules.entities import AssignedDevice
-from coordinator.rules.silence import lost_after_s
-from coordinator.secure.round import SecureRoundFactory
-from coordinator.secure.terms import SecureRoundSettings, invitation
+from coordinator.rules.buffers import drawn_in, open_buffer
+from coordinator.rules.entities import AssignedDevice, AssignmentRecord, Snapshot
+from coordinator.rules.replicas import SharedRound, assignment_id
+from coordinator.rules.rounds import Abandon, Aggregated, Round, open_round
+from coordinator.rules.states import AssignmentState, TaskState, lost_after_s
+from coordinator.secure.round import SecureRoundFactory, SecureRoundSettings, invitation
 from coordinator.store.records.records import Records
+from fedcore.plan import is_second
 from fedcore.signing import SigningKey
 from fedcore.wire.messages import Assignment
+
+
+def open_round_of(records: Records, rounds: OpenRounds, task: LoadedTask, now: float) -> OpenRound:
+    """Open the next round of a task, and put it among `rounds`; held, as long as it must wait for another one."""
+    running = rounds.running.get(task.id)
+    base = running.base if running else records.snapshot(task.record)
+    number = base.number + (2 if running else 1)
+    members = None
+    if task.settings.same_cohort and is_second(number):
+        members = records.cohorts.counted_devices(task.id, records.made_in(task.record, base))
+    policy = task.settings.in_round(number).policy.among(None if members is None else len(members))
+    held = rounds.must_hold(task.id, now)
+    value = open_buffer(policy) if policy.buffered else open_round(policy, now, held=held)
+    row_id, attempt = records.add_round(task.id, number, value)
+    round_ = OpenRound(row_id, attempt, now, base, task, value, now, members=members)
+    rounds.put(round_)
+    return round_
+
+
+def as_it_stands(records: Records, task: LoadedTask) -> LoadedTask | None:
+    """A task as it is by now, if an operator or this very transaction moved it; None when it is over."""
+    match records.task(task.id).state:
+        case TaskState.ACTIVE:
+            return task
+        case TaskState.PAUSED:
+            return task.paused()
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class OpenBuffers:
+    """The buffers that are open, as one transaction finds them."""
+
+    records: Records
+    _found: dict[str, tuple[int, int] | None] = field(default_factory=dict)
+
+    def of(self, shared: SharedRound, record: AssignmentRecord) -> tuple[SharedRound, int] | None:
+        """The round whose buffer takes the report of an assignment, and the report's staleness; None while none does.
+
+        shared: the round that drew the device. The assignment must be held by this transaction: a driver that closes
+        its buffer takes hold of all open assignments. So the buffer that is found here takes this report.
+        """
+        if record.task not in self._found:
+            self._found[record.task] = self.records.attempts.reporting(record.task)
+        found = self._found[record.task]
+        return None if found is None else (dataclasses.replace(shared, id=found[0]), found[1] - record.number)
 
 
 def assigned_devices(selector: Selector, round_: OpenRound, devices: Sequence[str], first: int) -> list[AssignedDevice]:
@@ -69,3 +120,49 @@ def invite(
 def for_device(common: Assignment, device: AssignedDevice) -> Assignment:
     """The assignment of one device."""
     return replace(common, assignment=device.id, slot=device.slot)
+
+
+@dataclass(frozen=True, slots=True)
+class HandOver:
+    """The open assignments at the end of a buffered round: those that are too stale now, and how many go on."""
+
+    too_stale: Sequence[AssignedDevice] = ()
+    going_on: int = 0
+
+    @property
+    def event(self) -> Aggregated:
+        """The end of the round."""
+        return Aggregated(stale=len(self.too_stale), handed_on=self.going_on)
+
+
+def end_or_keep(records: Records, running: OpenRound, *, goes_on: bool) -> HandOver:
+    """End the assignments that are too stale for the next round; all of them unless the task goes on with one."""
+    task, number = running.task, running.number
+    if not goes_on:
+        records.end_assignments(task.id, running.numbers, AssignmentState.NOT_NEEDED, "no round follows")
+        return HandOver()
+    following = drawn_in(number + 1, task.settings.max_staleness)
+    old = range(running.numbers.start, following.start)
+    too_stale = records.end_assignments(task.id, old, AssignmentState.TOO_STALE, f"version {number} was committed")
+    return HandOver(too_stale, running.value.outstanding - len(too_stale))
+
+
+def open_next(records: Records, ended: OpenRound, base: Snapshot, now: float) -> OpenRound:
+    """The round that takes over what one that ended handed on, as its value says; it starts from `base`."""
+    task, number = ended.task, base.number + 1
+    value = open_buffer(task.settings.in_round(number).policy, ended.value.handed_on)
+    row_id, attempt = records.add_round(task.id, number, value)
+    return OpenRound(row_id, attempt, now, base, task, value, now, predecessor=ended.id)
+
+
+def begin_again(
+    records: Records, running: OpenRound, reason: str, now: float
+) -> tuple[Round, OpenRound, frozenset[str]]:
+    """Abandon a round, and open the next attempt at it, which takes over its open assignments.
+
+    Answers the round as it ended, the attempt, and those assignments.
+    """
+    at_work = frozenset(assigned.id for assigned in records.cohorts.at_work(running.task.id, running.numbers))
+    value, _ = running.after(Abandon(reason, len(at_work)), now)
+    records.move_round(running.id, running.value, value, reason)
+    return value, open_next(records, replace(running, value=value), running.base, now), at_work

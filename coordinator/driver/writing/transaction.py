@@ -14,12 +14,20 @@ from msgspec.structs import replace
 from coordinator.commands import AbortAssignment, CountReport, DurableCommand, TakeShare
 from coordinator.driver.memory.loaded_task import LoadedTask
 from coordinator.driver.memory.open_rounds import OpenRound, OpenRounds
+from coordinator.driver.memory.round_sums import SharedSums
 from coordinator.driver.memory.selector import Selector
 from coordinator.driver.memory.sessions import Session
-from coordinator.driver.memory.shared_sums import SharedSums
-from coordinator.driver.writing.counted_reports import DEFERRED, CountedReports, Deferred
+from coordinator.driver.writing.commit_round import (
+    begin_pair_again,
+    note_failing,
+    note_failure,
+    pause_without_authority,
+)
 from coordinator.driver.writing.effects import (
+    DEFERRED,
     AssignmentEnded,
+    CountedReports,
+    Deferred,
     DevicesDrawn,
     DevicesTurnedAway,
     Effect,
@@ -28,15 +36,15 @@ from coordinator.driver.writing.effects import (
     SharedReportsCounted,
     SumHandedOver,
 )
-from coordinator.driver.writing.failed_attempts import (
-    begin_pair_again,
-    note_failing,
-    note_failure,
-    pause_without_authority,
+from coordinator.driver.writing.make_assignments import (
+    OpenBuffers,
+    as_it_stands,
+    assigned_devices,
+    common_part,
+    for_device,
+    invite,
+    open_round_of,
 )
-from coordinator.driver.writing.make_assignments import assigned_devices, common_part, for_device, invite
-from coordinator.driver.writing.open_a_round import as_it_stands, open_round_of
-from coordinator.driver.writing.open_buffers import OpenBuffers
 from coordinator.errors import (
     ConflictingReport,
     InvalidReport,
@@ -48,6 +56,7 @@ from coordinator.errors import (
 )
 from coordinator.rules.buffers import refusal
 from coordinator.rules.entities import AssignedDevice, AssignmentRecord
+from coordinator.rules.replicas import SharedRound
 from coordinator.rules.rounds import (
     FAILURES,
     HELD_UP,
@@ -67,7 +76,6 @@ from coordinator.rules.rounds import (
     TurnAway,
 )
 from coordinator.rules.rounds import Effect as RoundEffect
-from coordinator.rules.shared_sums import SharedRound
 from coordinator.rules.states import AssignmentState, LeftOut, RoundState, TaskState
 from coordinator.store.records.records import Records
 from fedcore.wire.messages import Receipt

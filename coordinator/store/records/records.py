@@ -14,28 +14,33 @@ from sqlalchemy.engine import Connection
 from coordinator.errors import StoreConflict, UnknownAssignment, UnknownBlob, UnknownRound, UnknownTask
 from coordinator.rules.buffers import drawn_in
 from coordinator.rules.entities import AssignedDevice, AssignmentRecord, RoundRecord, Snapshot, Task, Transition
+from coordinator.rules.evaluated import rounds_after
 from coordinator.rules.progress import Progress, explain
-from coordinator.rules.rollback import rounds_after
 from coordinator.rules.rounds import Round
 from coordinator.rules.states import AssignmentState, LeftOut, RoundState, TaskState, move
-from coordinator.store.records.alert import AlertRecords
-from coordinator.store.records.attempt import AttemptRecords, committed_by_devices
-from coordinator.store.records.audit import AuditRecords
-from coordinator.store.records.budget import BudgetRecords
-from coordinator.store.records.cohort import ASSIGNED_ROWS, CohortRecords
-from coordinator.store.records.device import DeviceRecords
-from coordinator.store.records.garbage import GarbageRecords
-from coordinator.store.records.identity import IdentityRecords
-from coordinator.store.records.lease import LeaseRecords
-from coordinator.store.records.ledger import LedgerRecords
-from coordinator.store.records.model import ModelRecords
-from coordinator.store.records.notice import NoticeRecords
-from coordinator.store.records.observation import ObservationRecords
+from coordinator.store.records.devices import DeviceRecords, LeaseRecords, NoticeRecords, SessionCountRecords
+from coordinator.store.records.models import (
+    GarbageRecords,
+    IdentityRecords,
+    ModelRecords,
+    ReleaseRecords,
+    SealedRecords,
+)
+from coordinator.store.records.operators import (
+    AlertRecords,
+    AuditRecords,
+    BudgetRecords,
+    ObservationRecords,
+    TokenRecords,
+)
 from coordinator.store.records.overview import OverviewRecords
-from coordinator.store.records.release import ReleaseRecords
-from coordinator.store.records.sealed import SealedRecords
-from coordinator.store.records.session_count import SessionCountRecords
-from coordinator.store.records.token import TokenRecords
+from coordinator.store.records.rounds import (
+    ASSIGNED_ROWS,
+    AttemptRecords,
+    CohortRecords,
+    LedgerRecords,
+    committed_by_devices,
+)
 from coordinator.store.records.within_transaction import WithinTransaction, slices
 from coordinator.store.rows import COUNTS, assignment_of, columns_of, round_of, settings_of, signed_of, task_of
 from coordinator.store.tables import ASSIGNMENTS, BLOBS, POPULATIONS, REPORTS, ROUNDS, TASKS, TRANSITIONS

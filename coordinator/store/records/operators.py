@@ -1,0 +1,302 @@
+"""Rows of tokens, audit log, alerts, budgets and observations, within one transaction."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, replace
+from typing import Any
+
+from sqlalchemy import Column, Row, Select, case, delete, exists, func, insert, select, update
+
+from coordinator.rules.alerts import Alert, AlertEvent, Finding, Watcher, unwatched
+from coordinator.rules.audit import Action, AuditEntry
+from coordinator.rules.budget import Counted, PopulationBudget
+from coordinator.rules.entities import LiveRound, Role, Task, Token
+from coordinator.rules.progress import LastAttempt, Observation, TaskStatus
+from coordinator.rules.states import RoundState
+from coordinator.store.records.within_transaction import WithinTransaction
+from coordinator.store.rows import task_of
+from coordinator.store.starting import start_of
+from coordinator.store.tables import (
+    ALERTS,
+    AUDIT,
+    BUDGETS,
+    ENDED_SESSIONS,
+    LEDGER,
+    OBSERVATIONS,
+    POPULATIONS,
+    REPLICAS,
+    ROUNDS,
+    TASKS,
+    TOKENS,
+)
+
+_ALERTS = select(ALERTS, TASKS.c.population, TASKS.c.name.label("task_name")).outerjoin(TASKS)
+
+
+class AlertRecords(WithinTransaction):
+    """The operations on alerts. `due`: whether a webhook is to be told."""
+
+    def watcher(self) -> Watcher | None:
+        """The replica that evaluates alerts; None while there is no population. Stays so until a writer ends."""
+        columns = (POPULATIONS.c.name, REPLICAS.c.id, REPLICAS.c.seen_at)
+        query = select(*columns).outerjoin(REPLICAS, POPULATIONS.c.holder == REPLICAS.c.id)
+        query = query.order_by(POPULATIONS.c.created_at, POPULATIONS.c.name).limit(1)
+        if self._writing:
+            query = query.with_for_update(read=True, of=POPULATIONS)
+        row = self._connection.execute(query).one_or_none()
+        return None if row is None else Watcher(*row)
+
+    def open(self) -> list[Alert]:
+        """Alerts that were not cleared, the newest first."""
+        return self._read(_ALERTS.where(ALERTS.c.cleared_at.is_(None)))
+
+    def listed(self, limit: int) -> list[Alert]:
+        """What people see: that nobody evaluates alerts, if so, then open ones, then cleared ones, the newest first."""
+        return [*unwatched(self.watcher(), self.at), *self._read(_ALERTS.limit(limit))]
+
+    def due(self, limit: int) -> list[AlertEvent]:
+        """The first events of which the webhook is still to be told, in order of time."""
+        raised = self._timed(ALERTS.c.raised_due, ALERTS.c.raised_at, limit)
+        timed = [(at, AlertEvent(alert, cleared=False)) for at, alert in raised]
+        cleared = self._timed(ALERTS.c.cleared_due, ALERTS.c.cleared_at, limit)
+        timed += [(at, AlertEvent(alert, cleared=True)) for at, alert in cleared]
+        return [event for _, event in sorted(timed, key=lambda pair: pair[0])][:limit]
+
+    def _timed(self, due: Column[bool], at: Column[float], limit: int) -> list[tuple[float, Alert]]:
+        rows = self._connection.execute(_ALERTS.where(due).order_by(at, ALERTS.c.id).limit(limit))
+        return [(getattr(row, at.name), _alert(row)) for row in rows]
+
+    def add(self, found: Finding, *, due: bool) -> None:
+        """Raise the alert of a finding."""
+        kind, task, subject = found.key
+        values: dict[str, Any] = {
+            "id": secrets.token_hex(8),
+            "kind": kind,
+            "task": task,
+            "subject": subject,
+            "text": found.text,
+        }
+        values |= {"remedy": found.remedy, "raised_at": self.at, "raised_due": due, "cleared_due": False}
+        self._connection.execute(insert(ALERTS), values)
+
+    def clear(self, alert: Alert, *, due: bool) -> None:
+        """Clear an open alert: not before it was raised, perhaps by a replica whose clock is ahead."""
+        this = update(ALERTS).where(ALERTS.c.id == alert.id)
+        self._connection.execute(this.values(cleared_at=max(self.at, alert.raised_at), cleared_due=due))
+
+    def has_old(self, kept_s: float) -> bool:
+        """Whether an alert was cleared longer ago than that."""
+        old = select(ALERTS.c.id).where(ALERTS.c.cleared_at < self.at - kept_s).limit(1)
+        return self._connection.scalar(old) is not None
+
+    def delete_old(self, kept_s: float) -> None:
+        """Delete alerts that were cleared longer ago than that, whether or not the webhook was told."""
+        self._connection.execute(delete(ALERTS).where(ALERTS.c.cleared_at < self.at - kept_s))
+
+    def delivered(self, event: AlertEvent) -> None:
+        """Write that the webhook was told."""
+        told = {"cleared_due" if event.cleared else "raised_due": False}
+        self._connection.execute(update(ALERTS).where(ALERTS.c.id == event.alert.id).values(**told))
+
+    def _read(self, query: Select[Any]) -> list[Alert]:
+        order = (ALERTS.c.cleared_at.is_not(None), ALERTS.c.raised_at.desc(), ALERTS.c.id)
+        return [_alert(row) for row in self._connection.execute(query.order_by(*order))]
+
+
+def _alert(row: Row[Any]) -> Alert:
+    return Alert(**{name: getattr(row, name) for name in Alert.__dataclass_fields__})
+
+
+_LAST = select(func.max(AUDIT.c.number))
+_MOST = 1000
+"""Entries in one answer."""
+
+
+class AuditRecords(WithinTransaction):
+    """The operations on the audit log."""
+
+    def append(self, actor: str, action: Action, subject: str, detail: str = "") -> None:
+        """Add an entry. The last thing in a transaction: other writers of the log wait for its end."""
+        self._lock_writers(AUDIT)
+        query = select(AUDIT.c.number, AUDIT.c.sha256).order_by(AUDIT.c.number.desc()).limit(1)
+        number, previous = self._connection.execute(query).one_or_none() or (0, "")
+        entry = AuditEntry(
+            number=number + 1, at=self.at, actor=actor, action=action.value, subject=subject, detail=detail, sha256=""
+        )
+        entry = replace(entry, sha256=entry.chained(previous))
+        self._connection.execute(insert(AUDIT).values(**asdict(entry)))
+
+    def last(self) -> int:
+        """The number of the last entry; 0 for none."""
+        return self._connection.scalar(_LAST) or 0
+
+    def entries(self, after: int | None, limit: int) -> list[AuditEntry]:
+        """The first `limit` entries after that number, or the last ones; in order, at most a thousand."""
+        query = select(AUDIT).order_by(AUDIT.c.number.desc())
+        if after is not None:
+            query = select(AUDIT).where(AUDIT.c.number > after).order_by(AUDIT.c.number)
+        rows = self._connection.execute(query.limit(min(limit, _MOST)))
+        entries = [AuditEntry(**row._mapping) for row in rows]
+        return entries if after is not None else entries[::-1]
+
+    def about_devices(self, after: int) -> list[tuple[str, Action]]:
+        """The devices that were revoked or allowed again after that entry, in order."""
+        actions = (Action.DEVICE_REVOKED, Action.DEVICE_ALLOWED)
+        query = select(AUDIT.c.subject, AUDIT.c.action).where((AUDIT.c.number > after) & AUDIT.c.action.in_(actions))
+        return [(row.subject, Action(row.action)) for row in self._connection.execute(query.order_by(AUDIT.c.number))]
+
+
+_ENDED = [state for state in RoundState if state.ended]
+
+
+_VALUES = ("epsilon", "delta", "minimum_devices")
+
+
+class BudgetRecords(WithinTransaction):
+    """The operations on budgets, and the query for what they bound."""
+
+    def hold(self) -> None:
+        """Let others who add tasks, or change budgets, wait until the transaction ends: no two may see the same room.
+
+        Lock first, then read: what was read before may have changed.
+        """
+        self._lock_writers(BUDGETS)
+
+    def of(self, population: str) -> PopulationBudget | None:
+        """The budget of a population; None without one."""
+        row = self._connection.execute(select(BUDGETS).where(BUDGETS.c.population == population)).one_or_none()
+        return None if row is None else PopulationBudget(**{name: getattr(row, name) for name in _VALUES})
+
+    def set(self, population: str, budget: PopulationBudget | None) -> None:
+        """Set the budget of a population, or remove it."""
+        if budget is None:
+            self._connection.execute(delete(BUDGETS).where(BUDGETS.c.population == population))
+            return
+        values = {name: getattr(budget, name) for name in _VALUES}
+        add = self._insert_unless(BUDGETS).on_conflict_do_update(index_elements=[BUDGETS.c.population], set_=values)
+        self._connection.execute(add, {"population": population, **values})
+
+    def counted(self, population: str) -> list[Counted]:
+        """Every task of a population with what counts of it, oldest first."""
+        of_population = TASKS.c.population == population
+        # Tasks first: a round that ends meanwhile is then counted twice at worst, as one to come and as one that left.
+        query = select(TASKS).where(of_population).order_by(TASKS.c.created_at, TASKS.c.id)
+        tasks = [task_of(row) for row in self._connection.execute(query)]
+        committed = func.max(case((ROUNDS.c.state == RoundState.COMMITTED, ROUNDS.c.number), else_=0))
+        live = func.max(case((ROUNDS.c.state.in_(_ENDED), 0), else_=1))
+        query = select(ROUNDS.c.task, committed, live).join(TASKS).where(of_population).group_by(ROUNDS.c.task)
+        rounds = {task: (number, bool(runs)) for task, number, runs in self._connection.execute(query)}
+        query = (
+            select(LEDGER.c.task, func.count().label("rows")).join(TASKS).where(of_population).group_by(LEDGER.c.task)
+        )
+        rows: dict[str, int] = {row.task: row.rows for row in self._connection.execute(query)}
+        return [Counted(task, *rounds.get(task.id, (0, False)), rows.get(task.id, 0)) for task in tasks]
+
+
+class TokenRecords(WithinTransaction):
+    """The operations on tokens."""
+
+    def add(self, token: Token, sha256: str) -> None:
+        """Write a token, by the hash of its secret."""
+        self._connection.execute(insert(TOKENS).values(**asdict(token), sha256=sha256))
+
+    def find(self, token_id: str) -> tuple[Token, str] | None:
+        """A token and the hash of its secret."""
+        row = self._connection.execute(select(TOKENS).where(TOKENS.c.id == token_id)).one_or_none()
+        return None if row is None else _token(row)
+
+    def all(self) -> list[tuple[Token, str]]:
+        """Every token, oldest first."""
+        rows = self._connection.execute(select(TOKENS).order_by(TOKENS.c.created_at, TOKENS.c.id))
+        return [_token(row) for row in rows]
+
+    def revoke(self, token_id: str) -> bool:
+        """Revoke a token, unless it is revoked already; whether that changed anything."""
+        still_good = (TOKENS.c.id == token_id) & TOKENS.c.revoked_at.is_(None)
+        return self._connection.execute(update(TOKENS).where(still_good).values(revoked_at=self.at)).rowcount == 1
+
+    def end_session(self, session: str, expires_at: float) -> None:
+        """Note that a web session is over, and forget those that expired since; again is the same as once."""
+        self._connection.execute(delete(ENDED_SESSIONS).where(ENDED_SESSIONS.c.expires_at <= self.at))
+        ended = self._insert_unless(ENDED_SESSIONS).values(session=session, expires_at=expires_at)
+        self._connection.execute(ended.on_conflict_do_nothing())
+
+    def has_ended(self, session: str) -> bool:
+        """Whether a web session was ended before its time."""
+        return bool(self._connection.scalar(select(exists().where(ENDED_SESSIONS.c.session == session))))
+
+
+def _token(row: Row[Any]) -> tuple[Token, str]:
+    same = ("id", "name", "created_at", "expires_at", "revoked_at")
+    return Token(**{name: getattr(row, name) for name in same}, role=Role(row.role)), row.sha256
+
+
+class ObservationRecords(WithinTransaction):
+    """The operations on observations, and the situations of tasks that are made of them."""
+
+    def write(self, task: str, replica: str, seen: Observation) -> None:
+        """Write a driver's observation of a task in place of the last one; times are in seconds since 1970."""
+        values = {"replica": replica, **asdict(seen)}
+        changed = update(OBSERVATIONS).where(OBSERVATIONS.c.task == task)
+        more = {"version": OBSERVATIONS.c.version + 1}
+        if not self._connection.execute(changed.values(**values, **more)).rowcount:
+            self._connection.execute(insert(OBSERVATIONS).values(task=task, version=1, **values))
+
+    def version(self) -> int:
+        """A number that changes whenever something is written."""
+        return self._connection.scalar(select(func.sum(OBSERVATIONS.c.version))) or 0
+
+    def situations(self, tasks: Sequence[Task], live: Iterable[LiveRound]) -> list[TaskStatus]:
+        """The situations of these tasks. live: the rounds that have not ended, of a task in their order."""
+        running: dict[str, LiveRound] = {}
+        for round_ in live:
+            running.setdefault(round_.task, round_)
+        these = [task.id for task in tasks]
+        committed, ended, observed = self._committed(these), self._ended(these), self._observed(these)
+        drivers = self._drivers()
+        statuses = []
+        for task in tasks:
+            driver, seen_at = drivers.get(task.settings.population, (None, None))
+            statuses.append(
+                TaskStatus(
+                    task=task,
+                    committed=committed.get(task.id, 0),
+                    round=running.get(task.id),
+                    last=ended.get(task.id),
+                    driver_seen_at=seen_at,
+                    observed=observed.get((task.id, driver)),
+                    starts_at=start_of(task.settings),
+                )
+            )
+        return statuses
+
+    def _committed(self, tasks: Sequence[str]) -> dict[str, int]:
+        done = ROUNDS.c.task.in_(tasks) & (ROUNDS.c.state == RoundState.COMMITTED)
+        query = select(ROUNDS.c.task, func.max(ROUNDS.c.number)).where(done).group_by(ROUNDS.c.task)
+        return {row[0]: row[1] for row in self._connection.execute(query)}
+
+    def _ended(self, tasks: Sequence[str]) -> dict[str, LastAttempt]:
+        """The last ended attempt of each task."""
+        ended = ROUNDS.c.task.in_(tasks) & ROUNDS.c.ended_at.is_not(None)
+        newest = select(func.max(ROUNDS.c.id)).where(ended).group_by(ROUNDS.c.task)
+        query = select(ROUNDS.c.task, ROUNDS.c.number, ROUNDS.c.reason, ROUNDS.c.ended_at).where(
+            ROUNDS.c.id.in_(newest)
+        )
+        rows = self._connection.execute(query)
+        return {row.task: LastAttempt(number=row.number, reason=row.reason, ended_at=row.ended_at) for row in rows}
+
+    def _drivers(self) -> dict[str, tuple[str, float]]:
+        """The replica that drives each population, and the time of its last beat."""
+        query = select(POPULATIONS.c.name, REPLICAS.c.id, REPLICAS.c.seen_at)
+        present = query.join(REPLICAS, POPULATIONS.c.holder == REPLICAS.c.id)
+        return {name: (replica, seen_at) for name, replica, seen_at in self._connection.execute(present)}
+
+    def _observed(self, tasks: Sequence[str]) -> dict[tuple[str, str | None], Observation]:
+        """The observation of each task by each replica."""
+        names = Observation.__dataclass_fields__
+        return {
+            (row.task, row.replica): Observation(**{name: getattr(row, name) for name in names})
+            for row in self._connection.execute(select(OBSERVATIONS).where(OBSERVATIONS.c.task.in_(tasks)))
+        }
