@@ -38,6 +38,7 @@ BINS = 100
 HALF_BITS = 26
 MOST_STEPS = 2 ** (2 * HALF_BITS) - 1
 """Steps on each side of the middle of a range, by which real numbers are counted where sums must not cancel."""
+WIDEST = 1e150
 _ROOTS = {"STDDEV": "VARIANCE", "STDDEV_POP": "VAR_POP"}
 _SPREADS = {"VARIANCE": "variance", "VAR_POP": "variance_of_all"}
 
@@ -231,6 +232,8 @@ class Columns:
         if number.whole:
             return self._centred(number), 1.0
         half = (number.high / 2 - number.low / 2) or 1.0
+        if half > WIDEST:
+            raise QuestionError(f"this needs a narrower CLIP(x, low, high): squares of numbers reach {WIDEST**2:g}")
         return self._sums.once(("steps", number), lambda: _steps(number, half)), half / MOST_STEPS
 
     def _centred(self, number: Expression) -> Expression:

@@ -47,6 +47,9 @@ class Answer(NamedTuple):
         import pandas as pd
 
         frame = pd.DataFrame([list(row) for row in self.rows], columns=list(self.columns))
+        for place, values in enumerate(zip(*self.rows, strict=True)):
+            if {type(value) for value in values} == {int, type(None)}:  # pandas' own choice is float64
+                frame.isetitem(place, pd.array(list(values), dtype="Int64"))
         for column, name in enumerate(self.columns if self.errors else ()):
             errors = [row[column] for row in self.errors or ()]
             if any(error is not None for error in errors):

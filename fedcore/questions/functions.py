@@ -28,7 +28,7 @@ def _strict(function: Function) -> Function:
 def _arithmetic(function: Function) -> Function:
     """The function of numbers, NULL where an argument is. Raises TypeError for text, which Python would repeat.
 
-    A whole number beyond 64 bits becomes a real one, and what is no number NULL.
+    A whole number beyond 64 bits becomes a real one, and infinity and what is no number NULL.
     """
 
     def of_numbers(*values: Any) -> Any:
@@ -37,7 +37,7 @@ def _arithmetic(function: Function) -> Function:
         found = function(*values)
         if isinstance(found, int) and not -(2**63) <= found < 2**63:
             return float(found)
-        return None if isinstance(found, float) and math.isnan(found) else found
+        return None if isinstance(found, float) and not math.isfinite(found) else found
 
     return _strict(of_numbers)
 

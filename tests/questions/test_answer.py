@@ -52,6 +52,13 @@ def test_people_are_shown_six_digits_and_how_far_noise_moves_them():
     assert "<td>1999.62</td>" in found._repr_html_()
 
 
+def test_a_whole_number_beside_null_keeps_its_digits_in_pandas():
+    rows = ((None, None, 2**53 + 1), (2**53 + 1, 0.5, 2))
+    frame = Answer(("a", "a", "b"), rows, 9, 0).dataframe()
+    assert [frame.iloc[1, 0], frame.iloc[1, 1], frame.iloc[0, 2]] == [2**53 + 1, 0.5, 2**53 + 1]
+    assert frame.isna().to_numpy().tolist() == [[True, True, False], [False, False, False]]
+
+
 def test_rows_are_sorted_with_null_first_and_cut_off():
     asked = QUESTION.__class__.decode(QUESTION.encode())
     assert asked == QUESTION
@@ -97,6 +104,7 @@ def test_errors_hold_the_truth_in_95_of_100_answers():
         ("%", (7, -3), 1),
         ("%", (7.9, 3), 1.0),
         ("+", (None, 1), None),
+        ("*", (1e300, -1e300), None),
         ("and", (None, 0), 0),
         ("and", (None, 1), None),
         ("or", (None, 1), 1),

@@ -86,6 +86,12 @@ def test_a_held_sum_that_float32_would_round_is_refused():
     assert answered(question, ROWS).rows == ((int(np.clip(of_devices, -1000, 1000).sum()),),)
 
 
+@pytest.mark.parametrize("aggregate", ["VAR_POP", "STDDEV"])
+def test_a_deviation_whose_squares_are_infinite_is_refused(aggregate):
+    with pytest.raises(QuestionError, match=r"needs a narrower CLIP.*\(line 1, column 8\)"):
+        asked(f"SELECT {aggregate}(CLIP(x, -1e200, 1e200)) {END}")
+
+
 def test_a_constant_has_no_deviation():
     rows = [{**columns, "x": np.full_like(columns["x"], 3.3)} for columns in ROWS]
     assert answered(asked(f"SELECT STDDEV(CLIP(x, 0, 10)), VARIANCE(7) {END}"), rows).rows == ((0.0, 0.0),)
