@@ -19,9 +19,8 @@ from dataclasses import dataclass
 from itertools import cycle, islice
 from pathlib import Path
 from statistics import quantiles
+from typing import Any
 from urllib.parse import urlsplit
-
-import msgspec
 
 from benchmarks.load import POPULATION, LoadConfig, LoadFleet
 from benchmarks.null_task import null_coordinator
@@ -39,50 +38,20 @@ LOADS = (50, 100, 200, 50)
 TARGETS = {"ratio_to_bare": 0.60}
 
 
-class Load(msgspec.Struct, frozen=True, kw_only=True):
-    """Check-ins that came at `percent` of saturation; rates are per second of wall time.
-
-    answered: with an outcome; shed: with 429 or 503, all of them with Retry-After or not; failed: anything else.
-    p50_ms, p99_ms: of those answered, from the time at which each was due; shed_p99_ms: of those shed.
-    """
-
-    percent: int
-    offered: float
-    answered: float
-    shed: float
-    failed: int
-    told_when: bool
-    p50_ms: float
-    p99_ms: float
-    shed_p99_ms: float
-
-
-class CheckinCosts(msgspec.Struct, frozen=True, kw_only=True):
-    """Both servers, and the coordinator under load.
+def run(options: CheckinOptions, say: Say) -> dict[str, Any]:
+    """Measure both servers in turns, then load the coordinator.
 
     per_cpu_second: rejected check-ins answered per CPU second of the server's process; bare: the same of the peer.
     saturation: per second of wall time, on a machine that the callers share. connection_limit: that of the coordinator.
+    loads: see `_load`.
     """
-
-    devices: int
-    per_cpu_second: float
-    bare: float
-    ratio_to_bare: float
-    saturation: float
-    connection_limit: int
-    loads: list[Load]
-    targets: dict[str, float]
-
-
-def run(options: CheckinOptions, say: Say) -> CheckinCosts:
-    """Measure both servers in turns, then load the coordinator."""
     # A task for which no light device holds enough examples: every one is rejected, and may come again at once.
     settings = TaskSettings(population=POPULATION, goal=1, rounds=1, min_examples=1000)
     with null_coordinator(10, settings, connection_limit=CONNECTION_LIMIT, retry_min_s=0, retry_max_s=0) as (server, _):
         return asyncio.run(_run(options, server, say))
 
 
-async def _run(options: CheckinOptions, server: LocalCoordinator, say: Say) -> CheckinCosts:
+async def _run(options: CheckinOptions, server: LocalCoordinator, say: Say) -> dict[str, Any]:
     async with LoadFleet(_light(server.url, options.devices)) as fleet:
         say("enrolling")
         await fleet.enrol()
@@ -96,16 +65,16 @@ async def _run(options: CheckinOptions, server: LocalCoordinator, say: Say) -> C
         for percent in LOADS:
             say(f"{percent} % of {saturation:.0f} a second")
             loads.append(await _load(fleet, saturation, percent, 2 * options.seconds))
-    return CheckinCosts(
-        devices=options.devices,
-        per_cpu_second=ours.cpu,
-        bare=bare.cpu,
-        ratio_to_bare=ours.cpu / bare.cpu,
-        saturation=saturation,
-        connection_limit=CONNECTION_LIMIT,
-        loads=loads,
-        targets=TARGETS,
-    )
+    return {
+        "devices": options.devices,
+        "per_cpu_second": ours.cpu,
+        "bare": bare.cpu,
+        "ratio_to_bare": ours.cpu / bare.cpu,
+        "saturation": saturation,
+        "connection_limit": CONNECTION_LIMIT,
+        "loads": loads,
+        "targets": TARGETS,
+    }
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,24 +124,29 @@ async def _closed_loop(fleet: LoadFleet, pid: int, seconds: float) -> _Rate:
     return _Rate(answered / (Usage.of(pid).cpu_s - before.cpu_s), answered / (time.perf_counter() - began))
 
 
-async def _load(fleet: LoadFleet, saturation: float, percent: int, seconds: float) -> Load:
-    """Check-ins at even times, whether or not earlier ones were answered."""
+async def _load(fleet: LoadFleet, saturation: float, percent: int, seconds: float) -> dict[str, Any]:
+    """Check-ins at even times, at `percent` of saturation, whether or not earlier ones were answered.
+
+    Rates are per second of wall time. answered: with an outcome; shed: with 429 or 503, all of them with Retry-After or
+    not; failed: anything else. p50_ms, p99_ms: of those answered, from the time at which each was due; shed_p99_ms: of
+    those shed.
+    """
     rate = saturation * percent / 100
     address = urlsplit(fleet.config.coordinator)
     requests = [fleet.signed_check_in(device) for device in islice(cycle(fleet.devices), round(rate * seconds))]
     answers = await send_evenly(address.hostname or "", address.port or 80, requests, rate)
     answered, shed = answers.ms.get(200, []), [*answers.ms.get(429, []), *answers.ms.get(503, [])]
-    return Load(
-        percent=percent,
-        offered=answers.offered,
-        answered=len(answered) / answers.wall_s,
-        shed=len(shed) / answers.wall_s,
-        failed=len(requests) - len(answered) - len(shed),
-        told_when=answers.told_when,
-        p50_ms=_quantile(answered, 50),
-        p99_ms=_quantile(answered, 99),
-        shed_p99_ms=_quantile(shed, 99),
-    )
+    return {
+        "percent": percent,
+        "offered": answers.offered,
+        "answered": len(answered) / answers.wall_s,
+        "shed": len(shed) / answers.wall_s,
+        "failed": len(requests) - len(answered) - len(shed),
+        "told_when": answers.told_when,
+        "p50_ms": _quantile(answered, 50),
+        "p99_ms": _quantile(answered, 99),
+        "shed_p99_ms": _quantile(shed, 99),
+    }
 
 
 def _quantile(values: Sequence[float], percent: int) -> float:

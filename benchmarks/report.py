@@ -23,8 +23,8 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from statistics import median
+from typing import Any
 
-import msgspec
 import numpy as np
 
 from benchmarks.load import POPULATION, LoadConfig, LoadFleet
@@ -48,53 +48,13 @@ TARGETS = {1_000_000: 0.6, 40_000: 0.3}
 """The least that the ratio should be, by the values of a report."""
 
 
-class Pair(msgspec.Struct, frozen=True, kw_only=True):
-    """CPU milliseconds of one report: of the coordinator, and of the yardstick, which is the sum of the other three."""
-
-    coordinator_ms: float
-    yardstick_ms: float
-    received_ms: float
-    hashed_ms: float
-    added_ms: float
-
-    @property
-    def ratio(self) -> float:
-        """The coordinator's speed as a part of the yardstick's."""
-        return self.yardstick_ms / self.coordinator_ms
-
-
-class Cost(msgspec.Struct, frozen=True, kw_only=True):
-    """The cost of reports of `size` values: medians over `pairs`.
-
-    target: the least that the ratio should be, or None. server_before_mb, server_peak_mb: memory of the coordinator's
-    process before the first report, and its peak.
-    """
-
-    size: int
-    ratio: float
-    target: float | None
-    coordinator_ms: float
-    yardstick_ms: float
-    pairs: list[Pair]
-    server_before_mb: float
-    server_peak_mb: float
-
-
-class ReportCosts(msgspec.Struct, frozen=True, kw_only=True):
-    """The costs of reports of every size, `uploading` of them at a time."""
-
-    devices: int
-    uploading: int
-    costs: list[Cost]
-
-
-def run(options: ReportOptions, say: Say) -> ReportCosts:
-    """Measure. Raises ServerError when there is no coordinator."""
-    return ReportCosts(
-        devices=options.devices,
-        uploading=options.uploading,
-        costs=[asyncio.run(_measure(options, size, say)) for size in options.size or TARGETS],
-    )
+def run(options: ReportOptions, say: Say) -> dict[str, Any]:
+    """The costs of reports of every size, `uploading` of them at a time. Raises ServerError without a coordinator."""
+    return {
+        "devices": options.devices,
+        "uploading": options.uploading,
+        "costs": [asyncio.run(_measure(options, size, say)) for size in options.size or TARGETS],
+    }
 
 
 def task_of(devices: int, rounds: int) -> TaskSettings:
@@ -109,8 +69,13 @@ def task_of(devices: int, rounds: int) -> TaskSettings:
     )
 
 
-async def _measure(options: ReportOptions, size: int, say: Say) -> Cost:
-    pairs: list[Pair] = []
+async def _measure(options: ReportOptions, size: int, say: Say) -> dict[str, Any]:
+    """The cost of reports of `size` values: medians over `pairs`.
+
+    ratio: the coordinator's speed as a part of the yardstick's. target: the least that it should be, or None.
+    server_before_mb, server_peak_mb: memory of the coordinator's process before the first report, and its peak.
+    """
+    pairs: list[dict[str, float]] = []
     with null_coordinator(size, task_of(options.devices, options.pairs)) as (server, task):
         light = LoadConfig(
             coordinator=server.url,
@@ -128,27 +93,28 @@ async def _measure(options: ReportOptions, size: int, say: Say) -> Cost:
                 if number > 0:
                     pairs.append(_pair(parts, seconds, options.devices))
         after = Usage.of(server.pid)
-    return Cost(
-        size=size,
-        ratio=median(pair.ratio for pair in pairs),
-        target=TARGETS.get(size),
-        coordinator_ms=median(pair.coordinator_ms for pair in pairs),
-        yardstick_ms=median(pair.yardstick_ms for pair in pairs),
-        pairs=pairs,
-        server_before_mb=before.rss_mb,
-        server_peak_mb=after.peak_rss_mb,
-    )
+    return {
+        "size": size,
+        "ratio": median(pair["yardstick_ms"] / pair["coordinator_ms"] for pair in pairs),
+        "target": TARGETS.get(size),
+        "coordinator_ms": median(pair["coordinator_ms"] for pair in pairs),
+        "yardstick_ms": median(pair["yardstick_ms"] for pair in pairs),
+        "pairs": pairs,
+        "server_before_mb": before.rss_mb,
+        "server_peak_mb": after.peak_rss_mb,
+    }
 
 
-def _pair(parts: tuple[float, float, float], seconds: float, count: int) -> Pair:
+def _pair(parts: tuple[float, float, float], seconds: float, count: int) -> dict[str, float]:
+    """CPU milliseconds of one report: of the coordinator, and of the yardstick, which is the sum of the other three."""
     received, hashed, added = (1e3 * part / count for part in parts)
-    return Pair(
-        coordinator_ms=1e3 * seconds / count,
-        yardstick_ms=received + hashed + added,
-        received_ms=received,
-        hashed_ms=hashed,
-        added_ms=added,
-    )
+    return {
+        "coordinator_ms": 1e3 * seconds / count,
+        "yardstick_ms": received + hashed + added,
+        "received_ms": received,
+        "hashed_ms": hashed,
+        "added_ms": added,
+    }
 
 
 async def upload(

@@ -1,9 +1,9 @@
 """The runner: makes a command of a benchmark, with its options, progress, a table for people, and JSON.
 
 A benchmark is a module with a function `run(options, say)`: `options` is its dataclass of `benchmarks.options`,
-`say` shows progress, and the result is a struct of figures. The runner adds the header. Two names of figures have a
-meaning here: `targets` holds bounds of figures by name, and `sound` decides the exit code. A list of structs is shown
-as a table.
+`say` shows progress, and the result is a mapping of figures. The runner adds the header. Two names of figures have a
+meaning here: `targets` holds bounds of figures by name, and `sound` decides the exit code. A list of mappings is
+shown as a table.
 """
 
 from __future__ import annotations
