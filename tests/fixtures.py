@@ -70,7 +70,8 @@ def fleets():
     """Fork servers of emulated devices are forked themselves."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
-            "simulator.fleet.fork_servers.subprocess", SimpleNamespace(Popen=start_fleet, PIPE=subprocess.PIPE)
+            "simulator.fleet.fork_servers.subprocess",
+            SimpleNamespace(Popen=start_fleet, PIPE=subprocess.PIPE, run=subprocess.run),
         )
         yield
 

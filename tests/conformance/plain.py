@@ -233,6 +233,7 @@ def gives_up_what_it_was_stopped_at(coordinator, device):
     ended(device.session(), "aborted", "runtime-failed")
     assert [one.reason for one in coordinator.aborts] == ["runtime-failed"]
     assert coordinator.reports == []
+    ended(device.session(), "reported")
 
 
 @promise("6", "a device asks before it sends where more were selected, and sends nothing that is not needed")
