@@ -47,7 +47,7 @@ def downgrade():
 """A revision after the first, for which SQLite makes a table anew that others refer to."""
 MIGRATE = """
 import sys
-from coordinator.store import migrations
+from coordinator.store import database as migrations
 migrations.SCRIPTS = sys.argv[2]
 migrations.migrate(sys.argv[1], "0002")
 """
