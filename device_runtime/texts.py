@@ -17,7 +17,7 @@ from msgspec import UNSET
 from numpy.typing import NDArray
 
 from device_runtime.errors import STOPS, DeadlinePassed, ExamplesError, PlanRefused
-from device_runtime.tokenizer_file import check
+from device_runtime.tokenizer_file import check, check_added
 from fedcore.plan import BlobRef, Field, Tokenizer
 
 if TYPE_CHECKING:
@@ -80,6 +80,7 @@ class LoadedTokenizer:
         with _refusing(field, "does not load"):
             check(file)
             self._library = library.from_str(file.decode())
+            check_added(self._library)
             for text, expected in field.tokenizer.trial if field.tokenizer is not UNSET else ():
                 if self._library.encode(text).ids != list(expected):
                     raise PlanRefused(f"{text!r} has other tokens here than where the plan was exported")

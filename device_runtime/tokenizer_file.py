@@ -8,12 +8,15 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterator
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from msgspec import Meta, Struct
 
 from device_runtime.errors import PlanRefused
 from fedcore.decoding import UNDECODABLE, decoder
+
+if TYPE_CHECKING:
+    import tokenizers
 
 TOKEN = re.compile(
     r"\\[pP]\{[^}]*\}|\\.|\[(?:\\.|[^\]\\])*\]|\((?:\?(?:i?:|[=!]|.?))?|(?:[*+?]|\{\d+(?:,\d*)?\})[*+?]?|.", re.DOTALL
@@ -240,6 +243,16 @@ def check(data: bytes) -> None:
     except UNDECODABLE as error:
         raise PlanRefused(f"its tokenizer has what devices do not know: {error}") from error
     for what in (*_of_parts(file), *_of_added(file), *_of_model(file.model)):
+        raise PlanRefused(f"its tokenizer has {what}, which devices do not know")
+
+
+def check_added(library: tokenizers.Tokenizer) -> None:
+    """Raise PlanRefused where a loaded tokenizer cannot tell its added tokens apart in a normalised text."""
+    added = [token.content for token in library.get_added_tokens_decoder().values() if token.normalized]
+    if library.normalizer is not None:
+        added = [library.normalizer.normalize_str(content) for content in added]
+    if "" in added or len(set(added)) < len(added):
+        what = "an added token that normalises to nothing or to another one"
         raise PlanRefused(f"its tokenizer has {what}, which devices do not know")
 
 

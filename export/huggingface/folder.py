@@ -120,6 +120,7 @@ def spec_of(pretrained: Pretrained) -> ModelSpec:
     by_apps = found is None or (
         pretrained.task == "token-classification" and tokenizer.is_special(found.data, config.pad_token_id)
     )
+    by_apps = by_apps and not tokenizer.is_unknown(Path(pretrained.folder), found, config.pad_token_id)
     padding = padding_of(config, by_apps)
     text, tokenizers = Field(TOKENS, "int32", (pretrained.tokens,), vocabulary + 1), tuple[bytes, ...]()
     if found is not None:

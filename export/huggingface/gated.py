@@ -12,6 +12,8 @@ import torch
 from torch import Tensor, nn
 
 CLOSE = 1e-5
+LARGE = 1e4
+"""A factor at which a layer shows whether it holds values within bounds, as DeepSeek V4's does."""
 
 
 class _GatedProduct(torch.autograd.Function):
@@ -58,10 +60,13 @@ def with_gated_layers(model: nn.Module) -> None:
     for path, layer in list(model.named_modules()):
         if not all(hasattr(layer, name) for name in ("gate_proj", "up_proj", "down_proj", "act_fn")):
             continue
-        gated, x = Gated(layer), torch.linspace(-3, 3, layer.gate_proj.in_features)[None]
+        gated, small = Gated(layer), torch.linspace(-3, 3, layer.gate_proj.in_features)[None]
         with torch.no_grad():
-            same = _close(layer.act_fn(x), nn.functional.silu(x)) and _close(layer(x), gated(x))
-        if same:
+            is_same = all(
+                _close(layer.act_fn(x), nn.functional.silu(x)) and _close(layer(x), gated(x))
+                for x in (small, LARGE * small)
+            )
+        if is_same:
             parent, _, name = path.rpartition(".")
             setattr(model.get_submodule(parent), name, gated)
 

@@ -1,4 +1,4 @@
-"""Checks of a pretrained model's masks: padding changes nothing, and the next token is told without being seen."""
+"""Checks of what a pretrained model does: padding changes nothing, the next token is told unseen, and weights stay."""
 
 from __future__ import annotations
 
@@ -12,11 +12,13 @@ CLOSE = 1e-4
 
 
 def check_masks(folder: str, text: Text, tokens: int, is_next: bool) -> None:
-    """Raise InvalidModel where padding changes what a model makes of a text, or tokens change what precedes them.
+    """Raise InvalidModel where padding changes what a model makes of a text, tokens change what precedes them, or the
+    model its own weights.
 
     tokens: of a text. is_next: whether the model tells each token from those before it, which it must not see.
     """
     kind, padding = type(text.model).__name__, text.padding
+    versions = {name: weight._version for name, weight in text.model.named_parameters()}
     with torch.device("cpu"), torch.no_grad():
         ids = (7 * torch.arange(tokens)[None] + 3) % (padding.ids[0] - 1)
         ids += (ids >= padding.stands).long()  # no text but the first of these has the token that stands for padding
@@ -35,6 +37,9 @@ def check_masks(folder: str, text: Text, tokens: int, is_next: bool) -> None:
                 f"{folder}: {kind} looks at tokens that follow, so it has seen what it is to tell; causal-lm needs a "
                 "decoder"
             )
+    for name, weight in text.model.named_parameters():
+        if weight._version != versions[name]:
+            raise InvalidModel(f"{folder}: {kind} changes its weight {name} when it runs, so it is not the folder's")
 
 
 def _alike(a: Tensor, b: Tensor, places: int | None = None) -> bool:

@@ -7,12 +7,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator
-from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from device_runtime.errors import PlanRefused
-from device_runtime.tokenizer_file import check
+from device_runtime.tokenizer_file import check, check_added
 from export.errors import InvalidModel, reason
 
 FILE = "tokenizer.json"
@@ -30,6 +29,8 @@ TRIAL = (
 """Texts of many scripts; the last has characters that are newer than some tables of Unicode, or change in them."""
 AWAY = "move the file away, and the app makes the tokens"
 SAMPLES, A_SAMPLE, ADDED = 8, 8, 16
+CONFIGS = "special_tokens_map.json", "tokenizer_config.json"
+"""Files that say which token stands for what a vocabulary lacks, where there is no vocabulary."""
 
 
 class Found(NamedTuple):
@@ -60,13 +61,15 @@ def read(folder: Path, vocabulary: int, tokens: int) -> Found | None:
     added = tokenizer.num_special_tokens_to_add(False)
     if added >= tokens:
         raise InvalidModel(f"{path} adds {added} tokens to every text; {tokens} leave no room, so ask for more tokens")
-    texts = (*TRIAL, *_own_texts(tokenizer))
+    added_texts = _added_texts(tokenizer)
+    texts = (*TRIAL, *_own_texts(tokenizer), *added_texts[:ADDED])
     data = as_devices_know(tokenizer)
     try:
         check(data)
+        check_added(tokenizer)
     except PlanRefused as error:
         raise InvalidModel(f"{path}: {error}; {AWAY}") from error
-    _check_whole(folder, tokenizer, texts, vocabulary)
+    _check_whole(folder, tokenizer, (*texts, *added_texts[ADDED:]), vocabulary)
     return Found(data, tuple((text, tuple(tokenizer.encode(text).ids)) for text in texts))
 
 
@@ -79,20 +82,64 @@ def _check_whole(folder: Path, tokenizer: Any, texts: Iterable[str], vocabulary:
 
     try:
         whole: Any = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-        tried = [(text, whole(text)) for text in (*texts, *_own_texts(whole.backend_tokenizer))]
+        other = whole.backend_tokenizer
+        tried = [(text, whole(text)) for text in (*texts, *_own_texts(other), *_added_texts(other))]
     except Exception as error:  # whatever the library raises for what it finds
         raise InvalidModel(f"{folder / FILE} is no tokenizer for transformers: {reason(error)}; {AWAY}") from error
     if whole.truncation_side == "left":
         raise InvalidModel(f"{folder}: its truncation_side is left, and devices cut a text at its end; set it to right")
+    kind = type(whole).__name__
     for text, found in tried:
         ids = found["input_ids"]
         if ids != tokenizer.encode(text).ids and max(ids, default=0) < vocabulary:
-            raise InvalidModel(
-                f"{folder / FILE} gives other tokens for {text!r} than {type(whole).__name__}, by which transformers "
-                f"reads this folder; write the one you mean by its save_pretrained, or {AWAY}"
-            )
+            raise _another(folder, f"gives other tokens for {text!r}", kind)
         if any(found.get("token_type_ids", ())):
             raise InvalidModel(f"{folder / FILE} gives tokens types other than 0, which devices do not; {AWAY}")
+    # What shows in few texts, such as words that no merges make, is compared as it is written.
+    if _model(tokenizer) != _model(other):
+        raise _another(folder, "has another model", kind)
+    normalized = _normalized(other) if tokenizer.normalizer is not None else {}
+    for content, value in _normalized(tokenizer).items():
+        if normalized.get(content, value) != value:
+            raise _another(folder, f"looks for {content!r} in other forms of a text", kind)
+
+
+def is_unknown(folder: Path, found: Found | None, token: int | None) -> bool:
+    """Whether a token stands for what the vocabulary lacks, by a folder's tokenizer, or by what is noted beside it."""
+    if found is not None:
+        model = json.loads(found.data)["model"]
+        return bool(model["vocab"].get(model["unk_token"]) == token)
+    noted: dict[str, Any] = {}
+    try:
+        for path in (folder / name for name in CONFIGS):
+            noted |= json.loads(path.read_bytes()) if path.is_file() else {}
+        unknown, padding = (_content(noted.get(f"{name}_token")) for name in ("unk", "pad"))
+        own = _content(noted.get("added_tokens_decoder", {}).get(str(token)))
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
+        raise InvalidModel(f"{path} is not as transformers writes it: {reason(error)}") from error
+    return unknown is not None and unknown in (padding, own)
+
+
+def _content(token: Any) -> Any:
+    """The letters of a special token, which is noted as these or with its members."""
+    return token["content"] if isinstance(token, dict) else token
+
+
+def _another(folder: Path, what: str, kind: str) -> InvalidModel:
+    return InvalidModel(
+        f"{folder / FILE} {what} than {kind}, by which transformers reads this folder; write the one you mean by its "
+        f"save_pretrained, or {AWAY}"
+    )
+
+
+def _model(tokenizer: Any) -> dict[str, Any]:
+    """The model of a tokenizer, without members that say nothing."""
+    return {name: value for name, value in json.loads(tokenizer.to_str())["model"].items() if value}
+
+
+def _normalized(tokenizer: Any) -> dict[str, bool]:
+    """Whether each added token is looked for in a text's normal form."""
+    return {token.content: token.normalized for token in tokenizer.get_added_tokens_decoder().values()}
 
 
 def is_special(data: bytes, token: int | None) -> bool:
@@ -109,10 +156,14 @@ def as_devices_know(tokenizer: Any) -> bytes:
 
 
 def _own_texts(tokenizer: Any) -> Iterator[str]:
-    """Texts with words of the vocabulary, and with tokens that were added to it."""
+    """Texts with words of the vocabulary."""
     ids = sorted(tokenizer.get_vocab(with_added_tokens=False).values())
     chosen = ids[:: max(1, len(ids) // (SAMPLES * A_SAMPLE))]
     for start in range(0, SAMPLES * A_SAMPLE, A_SAMPLE):
         yield tokenizer.decode(chosen[start : start + A_SAMPLE], skip_special_tokens=False)
-    for added in islice(tokenizer.get_added_tokens_decoder().values(), ADDED):
-        yield f"a  {added.content}  b{added.content}"
+
+
+def _added_texts(tokenizer: Any) -> list[str]:
+    """A text with each token that was added to the vocabulary."""
+    contents = (token.content for token in tokenizer.get_added_tokens_decoder().values())
+    return [f"a  {content}  b{content}" for content in contents]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,10 +19,12 @@ FOREIGN = {
 
 
 def check_folder(folder: str, config: Any) -> None:
-    """Raise InvalidModel for a folder with weights that are quantised, or in files of other kinds."""
+    """Raise InvalidModel for a folder with weights that are quantised, or in files of other kinds or names."""
     if quantised := getattr(config, "quantization_config", None):
         method = quantised.get("quant_method") if isinstance(quantised, Mapping) else quantised
         raise InvalidModel(f"{folder} has quantised weights ({method}); give the folder of the exact ones")
+    if other := getattr(config, "transformers_weights", None):
+        raise InvalidModel(f"{folder}/config.json says that weights are in {other}; write them with save_pretrained")
     for pattern, what in FOREIGN.items():
         if found := next(Path(folder).glob(pattern), None):
             raise InvalidModel(f"{folder} has a file {found.name}, {what}")
@@ -34,7 +37,7 @@ def check_given(folder: str, model: Any, report: Mapping[str, Any], has_head: bo
     files that the model has no place for, unless they are of another head.
     """
     prefix, kind = f"{model.base_model_prefix}.", type(model).__name__
-    _check_files(folder, prefix)
+    _check_files(folder, model)
     sizes = {name: (list(found), list(wanted)) for name, found, wanted in report["mismatched_keys"]}
     drawn, unused = frozenset({*report["missing_keys"], *sizes}), sorted(report["unexpected_keys"])
 
@@ -55,20 +58,29 @@ def check_given(folder: str, model: Any, report: Mapping[str, Any], has_head: bo
     return drawn
 
 
-def _check_files(folder: str, prefix: str) -> None:
+def _check_files(folder: str, model: Any) -> None:
     """Raise InvalidModel for a tensor that is there twice, of which one would be taken, and for weights of integers."""
     from safetensors import safe_open  # comes with transformers, which read the files
 
-    places: dict[str, str] = {}
-    for path in sorted(Path(folder).glob("model*.safetensors")):
+    prefix, places = f"{model.base_model_prefix}.", dict[str, str]()
+    known = {name.removeprefix(prefix): one for name, one in (*model.named_parameters(), *model.named_buffers())}
+    for path in _files(Path(folder)):
         with safe_open(path, "pt") as file:
             for name in file.keys():  # noqa: SIM118  # it is no mapping
-                place = f"{name} in {path.name}"
-                if other := places.get(name.removeprefix(prefix)):
+                inside, place = name.removeprefix(prefix), f"{name} in {path.name}"
+                if other := places.get(inside):
                     raise InvalidModel(f"{folder} has one tensor twice: {other}, and {place}; remove one")
-                if name.endswith(".weight") and "F" not in (dtype := file.get_slice(name).get_dtype()):
+                is_weight = known[inside].is_floating_point() if inside in known else name.endswith(".weight")
+                if is_weight and "F" not in (dtype := file.get_slice(name).get_dtype()):
                     raise InvalidModel(f"{folder} has {place} as {dtype}; weights are floating-point numbers")
-                places[name.removeprefix(prefix)] = place
+                places[inside] = place
+
+
+def _files(folder: Path) -> list[Path]:
+    """Those of a folder's weights, which an index may name otherwise."""
+    index = folder / "model.safetensors.index.json"
+    named = json.loads(index.read_bytes())["weight_map"].values() if index.is_file() else ()
+    return sorted({*folder.glob("model*.safetensors"), *(folder / name for name in named)})
 
 
 def _hint(absent: str, prefix: str, unused: Iterable[str]) -> str:

@@ -277,6 +277,22 @@ def test_a_file_with_a_member_that_devices_do_not_know_is_refused():
             check(json.dumps(one["file"]).encode())
 
 
+@pytest.mark.parametrize(("normalizer", "contents"), [("Lowercase", ("The", "the")), ("NFC", ("e\u0301", "\xe9"))])
+def test_added_tokens_that_are_one_in_a_normal_form_are_refused_in_both_languages(normalizer, contents):
+    said = {"normalizer": {"type": normalizer}}
+    alike, apart = (
+        SMALL | pairs([]) | said | added(*({"content": one, "normalized": is_normalized} for one in contents))
+        for is_normalized in (True, False)
+    )
+    check(data := json.dumps(alike).encode())
+    with pytest.raises(PlanRefused, match="has an added token that normalises to nothing or to another one, which"):
+        LoadedTokenizer(field(data=data), data, 0)
+    with pytest.raises(AssertionError, match="an added token that normalises to nothing or to another one"):
+        typescript([alike], [])
+    typescript([apart], [])
+    LoadedTokenizer(field(data=(data := json.dumps(apart).encode())), data, 0)
+
+
 def test_a_tokenizer_that_gives_other_tokens_than_at_export_is_refused():
     wanted = field(data=WORD_PIECE)
     trial = (("fox", (2, 3)),)

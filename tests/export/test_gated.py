@@ -57,6 +57,17 @@ def test_every_layer_of_a_usual_size_is_one():
     assert all(isinstance(layer["mlp"], Gated) for layer in layers)
 
 
+def test_a_layer_that_holds_large_values_within_bounds_stays(layer):
+    class Bounded(type(layer)):
+        def forward(self, x):
+            gate, up = self.gate_proj(x).clamp(max=10), self.up_proj(x).clamp(-10, 10)
+            return self.down_proj(self.act_fn(gate) * up)
+
+    bounded = torch.nn.ModuleDict({"mlp": Bounded(layer.config)})
+    with_gated_layers(bounded)
+    assert isinstance(bounded["mlp"], Bounded)
+
+
 def test_a_layer_with_another_activation_stays(layer):
     layer.act_fn = torch.nn.GELU()
     model = torch.nn.ModuleDict({"mlp": layer})

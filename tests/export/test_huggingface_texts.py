@@ -136,6 +136,39 @@ def test_a_tokenizer_that_transformers_takes_for_another_is_refused(said, messag
     assert "\n" not in str(caught.value)
 
 
+ADDED = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
+
+
+@pytest.mark.parametrize(
+    ("said", "message"),
+    [
+        ({"single_word": True}, "gives other tokens for 'a  <19>  b<19>' than TokenizersBackend, by which"),
+        ({"normalized": True}, "looks for '<19>' in other forms of a text than TokenizersBackend, by which"),
+    ],
+)
+def test_each_of_many_added_tokens_is_compared(said, message, tmp_path, monkeypatch):
+    folder, file = folder_of("Bert", tmp_path, monkeypatch), copy.deepcopy(FILES["word_piece"])
+    words = len(file["model"]["vocab"])
+    file["added_tokens"] += [ADDED | {"content": f"<{place}>", "id": words + place} for place in range(520 - words)]
+    noted = {one["id"]: {k: v for k, v in one.items() if k != "id"} for one in file["added_tokens"]}
+    with_tokenizer(folder, file, added_tokens_decoder=noted)
+    load(folder, tokens=12)
+    noted[519] |= said
+    with_tokenizer(folder, file, added_tokens_decoder=noted)
+    with pytest.raises(InvalidModel, match=message):
+        load(folder, tokens=12)
+
+
+def test_words_that_transformers_would_merge_otherwise_are_named_though_no_tried_text_has_them(tmp_path, monkeypatch):
+    folder, file = folder_of("Llama", tmp_path, monkeypatch), copy.deepcopy(FILES["gpt2"])
+    file["model"] |= {"ignore_merges": True}
+    with_tokenizer(folder, file)
+    load(folder, task=CONTINUES, tokens=12)
+    with_tokenizer(folder, file, tokenizer_class="GPT2Tokenizer")
+    with pytest.raises(InvalidModel, match="has another model than GPT2Tokenizer, by which transformers reads"):
+        load(folder, task=CONTINUES, tokens=12)
+
+
 def test_a_tokenizer_that_gives_tokens_types_is_refused(tmp_path, monkeypatch):
     folder, file = folder_of("Bert", tmp_path, monkeypatch), copy.deepcopy(FILES["word_piece"])
     file["post_processor"]["single"][0]["SpecialToken"]["type_id"] = 2
@@ -157,6 +190,12 @@ def sentence_piece(file):
 
 def unigram(file):
     file["model"] = {"type": "Unigram", "unk_id": 0, "vocab": [["<unk>", 0.0], ["a", -1.0]], "byte_fallback": False}
+
+
+def alike(file):
+    for place, content in enumerate(("Fox", "fox")):
+        token = ADDED | {"content": content, "normalized": True, "id": len(file["model"]["vocab"]) + place}
+        file["added_tokens"].append(token)
 
 
 def single(file):
@@ -192,6 +231,7 @@ def broken(file):
             8,
             r"devices do not know: Invalid enum value 'Removed' - at `\$.pre_tokenizer.behavior`",
         ),
+        (alike, 8, "has an added token that normalises to nothing or to another one, which devices do not know; move"),
         (single, 8, r"devices do not know: Invalid enum value True - at `\$.added_tokens\[0\].single_word`"),
         (repeating, 8, "has a group that repeats in the expression .*, which devices do not know"),
         (broken, 8, "is no tokenizer"),

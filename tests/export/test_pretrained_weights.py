@@ -214,6 +214,24 @@ def whole(folder):
     changed(folder, lambda tensors: tensors.update({name: (100 * tensors[name]).to(torch.int8)}))
 
 
+def whole_bias(folder):
+    name = "bert.encoder.layer.0.output.dense.bias"
+    changed(folder, lambda tensors: tensors.update({name: (100 * tensors[name] + 1).to(torch.int8)}))
+
+
+def elsewhere(folder):
+    """Weights of integers, in a shard of another name."""
+    whole(folder)
+    (folder / "model.safetensors").rename(folder / "part.safetensors")
+    names = dict.fromkeys(folder_of(folder / "names")[1], "part.safetensors")
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": names}))
+
+
+def renamed_file(folder):
+    (folder / "model.safetensors").rename(folder / "other.safetensors")
+    configured(folder, transformers_weights="other.safetensors")
+
+
 def infinite(folder):
     name = "bert.encoder.layer.1.output.dense.weight"
     changed(folder, lambda tensors: tensors[name].fill_(torch.nan))
@@ -245,6 +263,9 @@ def fewer(folder):
         (twice, "twice: bert.embeddings.word_embeddings.weight in .*, and embeddings.word_embeddings.weight in"),
         (stale, "twice: .* in model-00001-of-00001.safetensors, and .* in model.safetensors; remove one"),
         (whole, "has bert.encoder.layer.0.output.dense.weight in model.safetensors as I8; weights are floating"),
+        (whole_bias, "has bert.encoder.layer.0.output.dense.bias in model.safetensors as I8; weights are floating"),
+        (elsewhere, "has bert.encoder.layer.0.output.dense.weight in part.safetensors as I8; weights are floating"),
+        (renamed_file, "/config.json says that weights are in other.safetensors; write them with save_pretrained"),
     ],
 )
 def test_weights_that_are_not_plain_or_not_whole_are_refused(harm, words, tmp_path):
@@ -253,6 +274,16 @@ def test_weights_that_are_not_plain_or_not_whole_are_refused(harm, words, tmp_pa
     with pytest.raises(InvalidModel, match=words) as caught:
         module_of(folder, CLASSIFIES)
     assert "\n" not in str(caught.value)
+
+
+def test_a_model_that_changes_its_own_weights_is_refused(tmp_path):
+    """RWKV halves some before its first forward pass, and would again where they were written back."""
+    import transformers
+
+    sizes = {"vocab_size": WORDS, "hidden_size": 16, "num_hidden_layers": 2, "rescale_every": 1}
+    transformers.RwkvForCausalLM(transformers.RwkvConfig(**sizes)).save_pretrained(tmp_path)
+    with pytest.raises(InvalidModel, match=r"RwkvForCausalLM changes its weight rwkv\..* when it runs, so"):
+        module_of(tmp_path, CONTINUES, layers=("key",))
 
 
 @pytest.mark.security("No data is run as code. … There is no pickle")

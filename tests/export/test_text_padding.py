@@ -141,6 +141,19 @@ def test_a_word_at_the_place_of_padding_is_no_padding_of_tokens(tmp_path):
     assert spec.make().padding.ids == (520,)
 
 
+@pytest.mark.parametrize("has_file", [True, False])
+def test_a_token_of_padding_that_stands_for_unknown_words_fills_no_text(has_file, tmp_path):
+    folder, _ = folder_of(tmp_path / "model", vocab_size=520, pad_token_id=1)
+    noted = {"0": {"content": "[PAD]", "special": True}, "1": {"content": "[UNK]", "special": True}}
+    kind = "BertTokenizer" if has_file else "LlamaTokenizer"
+    with_tokenizer(folder, FILES["word_piece"], added_tokens_decoder=noted, unk_token="[UNK]", tokenizer_class=kind)
+    if not has_file:
+        (folder / "tokenizer.json").unlink()
+    assert load(folder, task=OF_TOKENS, tokens=4).make().padding.ids == (520,)
+    configured(folder, pad_token_id=0)
+    assert load(folder, task=OF_TOKENS, tokens=4).make().padding.ids == (520, 0)
+
+
 @pytest.mark.parametrize("family", ["Bert", "Roberta"])
 def test_a_model_that_sees_the_next_token_cannot_learn_to_tell_it(family, tmp_path):
     folder, _ = folder_of(tmp_path / "model", family)
