@@ -16,6 +16,8 @@ from export.models import load
 from fedcore.algorithms import ALGORITHMS, create
 from fedcore.algorithms.algorithm import trips_of
 from fedcore.algorithms.evaluation import EVALUATION
+from fedcore.algorithms.partly_local import PartlyLocal
+from fedcore.algorithms.question import QUESTION
 from fedcore.bundle import Bundle
 from simulator import datasets
 from simulator.engine import Engine
@@ -48,7 +50,7 @@ CASES = [
 EVERY = [
     pytest.param("mlp", name, {"batch_size": 5} if hasattr(one(), "batch_size") else {}, marks=pytest.mark.long)
     for name, one in ALGORITHMS.items()
-    if one.family != EVALUATION
+    if one.family not in {EVALUATION, QUESTION, PartlyLocal.family}
 ]
 
 
