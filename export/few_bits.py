@@ -54,7 +54,7 @@ def in_few_bits(module: M, bits: int, chosen: Callable[[str], bool] = lambda pat
     if bits not in BITS:
         raise InvalidModel(f"weights in {bits} bits; there are 8 and 4")
     codes: dict[int, Codes] = {}
-    found = [(path, layer) for path, layer in module.named_modules() if type(layer) in FORMS]
+    found = [(path, layer) for path, layer in module.named_modules() if type(layer) in FORMS or _scale(layer)]
     for path, layer in found:
         if not path:
             raise InvalidModel("a single layer cannot be put into few bits; put it into a module")
@@ -64,7 +64,8 @@ def in_few_bits(module: M, bits: int, chosen: Callable[[str], bool] = lambda pat
         if id(weight) not in codes:
             codes[id(weight)] = Codes(_rows(layer), bits)
         parent, _, name = path.rpartition(".")
-        setattr(module.get_submodule(parent), name, FORMS[type(layer)](layer, codes[id(weight)]))
+        form = FORMS.get(type(layer), EmbeddingInFewBits)
+        setattr(module.get_submodule(parent), name, form(layer, codes[id(weight)]))
     return module
 
 
@@ -224,12 +225,14 @@ class DenseInFewBits(_InFewBits):
 class EmbeddingInFewBits(_InFewBits):
     """A frozen embedding in few bits."""
 
-    def __init__(self, layer: nn.Embedding, weight: Codes) -> None:  # as of other layers
+    def __init__(self, layer: nn.Embedding, weight: Codes) -> None:
         super().__init__(weight)
+        self.scale = _scale(layer)
 
     def forward(self, places: Tensor) -> Tensor:
         """(…, I) of places (…)."""
         rows = self.weight_in_bits.rows(places.reshape(-1))
+        rows = rows if self.scale is None else rows * self.scale
         return rows.reshape(*places.shape, rows.shape[-1])
 
 
@@ -237,6 +240,16 @@ FORMS: dict[type[nn.Module], Callable[[Any, Codes], nn.Module]] = {
     nn.Linear: DenseInFewBits,
     nn.Embedding: EmbeddingInFewBits,
 }
+
+
+def _scale(layer: Any) -> float | None:
+    """What a derived class of embedding multiplies its rows by, as Gemma's; None for all that does anything else."""
+    found: Any = getattr(layer, "embed_scale", None)
+    if found is None or not isinstance(layer, nn.Embedding):
+        return None
+    scale, places = float(found), torch.arange(min(layer.num_embeddings, 16), device=layer.weight.device)
+    with torch.no_grad():
+        return scale if torch.equal(layer(places), layer.weight[places] * scale) else None
 
 
 def _rows(layer: Any) -> Tensor:

@@ -13,7 +13,7 @@ from export.build import build_plan, export_bundle
 from export.errors import InvalidModel
 from export.few_bits import BLOCK, Codes, DenseInFewBits, in_few_bits
 from export.footprints import footprint
-from export.huggingface.folder import Pretrained, spec_of
+from export.huggingface.folder import Pretrained, spec_of, unadapted
 from export.huggingface.written import Values, write_merged
 from export.lora import lora
 from export.model import GradientOracle, Model, ModelSpec, cross_entropy
@@ -232,6 +232,27 @@ def test_scaled_logits_are_made_whatever_token_is_padding(tmp_path):
         sizes = FAMILIES["Llama"][0] | {"pad_token_id": padding, "logits_scaling": 4.0}
         transformers.GraniteForCausalLM(transformers.GraniteConfig(**sizes)).save_pretrained(folder)
         assert not Model(spec_of(Pretrained(str(folder), "causal-lm", rank=2, tokens=8, bits=8))).module.without_logits
+
+
+BART = {"vocab_size": 61, "d_model": 16, "scale_embedding": True, "decoder_layers": 1, "decoder_attention_heads": 2}
+
+
+@pytest.mark.parametrize(("family", "sizes"), [("Gemma3Text", FAMILIES["Gemma3Text"][0]), ("Bart", BART)])
+def test_an_embedding_with_a_scale_shares_its_weight_in_few_bits(family, sizes, tmp_path):
+    import transformers
+
+    config = getattr(transformers, f"{family}Config")(**sizes)
+    torch.manual_seed(0)
+    transformers.AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
+    given = Pretrained(str(tmp_path), "causal-lm", rank=2, tokens=8, bits=8, layers=("q_proj",))
+    model = Model(spec_of(given)).evaluating().module.model
+    own, logits = model.get_input_embeddings(), model.get_output_embeddings()
+    assert own.weight_in_bits is logits.weight_in_bits
+    ids = torch.arange(5, 13)[None]
+    torch.testing.assert_close(own(ids), 4 * logits.weight[ids], rtol=0, atol=0)  # the root of its size
+    plain = unadapted(given)
+    plain.get_input_embeddings().weight.data.copy_(own.weight)
+    torch.testing.assert_close(own(ids), plain.get_input_embeddings()(ids), rtol=0, atol=0)
 
 
 @pytest.mark.parametrize(
