@@ -29,7 +29,7 @@ from simulator.engines.sums import Client, RoundSums
 from simulator.engines.workers.processes import Blocks
 
 if TYPE_CHECKING:  # it loads modules that a simulation in the clear does not need
-    from simulator.sums_of_rounds import MaskedSums
+    from simulator.masked_sums import MaskedSums
 
 Train = Callable[[Blocks], RoundSums]
 """Trains the blocks of a cohort in a round, and gives their sums."""

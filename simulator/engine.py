@@ -39,7 +39,7 @@ from simulator.population import Population
 from simulator.private_training import PrivateSums
 
 if TYPE_CHECKING:  # as in simulator.compressed
-    from simulator.sums_of_rounds import MaskedSums
+    from simulator.masked_sums import MaskedSums
 
 COMPARED = 32
 """The examples of one client that an evaluation compares with each other."""
@@ -70,15 +70,14 @@ class Engine:
         masked: MaskedSums | None = None,
     ) -> None:
         population.check(model.spec.fields)
-        algorithm = for_model(algorithm, model.metrics[1:], model.schema)
-        self._model, self._algorithm, self._population, self._seed = model, algorithm, population, seed
+        self.model, self.population, self.seed = model, population, seed
+        self.algorithm = algorithm = for_model(algorithm, model.metrics[1:], model.schema)
+        self.computing, self.private = computing, private
         self._reports = CompressedReports(compression, model.schema, seed, algorithm.weighting, masked)
-        self._private = private
         self._device = compute_device(computing.home)
         initial = torch.from_numpy(model.initial).to(self._device)
         self._state = {name: vector.clone() for name, vector in algorithm.init(initial).items()}
         self._clients = ClientStates.of(algorithm, initial, len(population))
-        self._computing = computing
         self._trainer = self._cohort_trainer(computing)
 
     @property
@@ -95,7 +94,7 @@ class Engine:
     @property
     def own_models(self) -> Iterable[Float32] | None:
         """The model (D,) of every client, in order, with the parameters that it keeps; None if all share one."""
-        algorithm, params_D = self._algorithm, self._state["params"].cpu()
+        algorithm, params_D = self.algorithm, self._state["params"].cpu()
         if not isinstance(algorithm, PartlyLocal):
             return None
         return (algorithm.personal(params_D, own.cpu()).numpy() for own in self._clients.vectors[OWN])
@@ -107,8 +106,8 @@ class Engine:
 
     def begin(self, clients: Sequence[int]) -> None:
         """Give clients what a device keeps before its first round, which it makes of the model of that round."""
-        if keeps_client_state(self._algorithm):
-            for name, vector in self._algorithm.init_client(self._state["params"]).items():
+        if keeps_client_state(self.algorithm):
+            for name, vector in self.algorithm.init_client(self._state["params"]).items():
                 self._clients.vectors[name][list(clients)] = vector.to(self._clients.vectors[name].device)
 
     def run_round(
@@ -126,46 +125,46 @@ class Engine:
         that was drawn by chance; private rounds count it instead of the actual size.
         Raises Diverged, with the reason, when no client contributes a finite report, and ProcessDied.
         """
-        members, sizes = zip(cohort, slots or range(len(cohort)), strict=True), self._population.sizes
+        members, sizes = zip(cohort, slots or range(len(cohort)), strict=True), self.population.sizes
         # Longest first: the clients that still have a batch at step s are then a prefix.
         ordered = sorted(members, key=lambda member: -int(sizes[member[0]]))
-        clients = [Client(index, StreamKey(self._seed, number, slot)) for index, slot in ordered]
-        trip = in_turn(trips_of(self._algorithm), number)
+        clients = [Client(index, StreamKey(self.seed, number, slot)) for index, slot in ordered]
+        trip = in_turn(trips_of(self.algorithm), number)
         broadcast = trip.broadcast(self._state)
         train = functools.partial(self._trainer.train, number, broadcast)
-        collected = self._reports.collect(number, train, self._computing.parts(self._model, clients))
+        collected = self._reports.collect(number, train, self.computing.parts(self.model, clients))
         contributors = collected.contributors
         if contributors == 0:
-            why = cause(self._model, self.state["params"], self._population, cohort, number - 1)
+            why = cause(self.model, self.state["params"], self.population, cohort, number - 1)
             raise Diverged(f"round {number}: no client has a finite report: {why}")
         counted, mean = contributors, collected.mean
-        if self._private is not None:
+        if self.private is not None:
             counted = expected or len(cohort)
             sums = {name: value * collected.weight for name, value in mean.items()}
-            mean = self._private.mean(sums, broadcast, number, counted)
+            mean = self.private.mean(sums, broadcast, number, counted)
         step = ServerStep(
             devices=counted,
-            layers=self._model.schema.layers,
+            layers=self.model.schema.layers,
             lr_scale=schedule.lr_scale(number, counted),
-            participation=counted / len(self._population),
+            participation=counted / len(self.population),
         )
         state = trip.update({name: vector.double() for name, vector in self._state.items()}, mean, step)
         self._state = {name: vector.float() for name, vector in state.items()}
         metrics = {
             f"{name}.{label}": value
             for name, sums_M in collected.metrics.items()
-            for label, value in zip(self._model.metrics[1:], (sums_M[1:] / sums_M[0]).tolist(), strict=True)
+            for label, value in zip(self.model.metrics[1:], (sums_M[1:] / sums_M[0]).tolist(), strict=True)
         }
         return RoundResult(metrics | figures_of(trip, mean, step), len(cohort) - contributors)
 
     def _cohort_trainer(self, computing: Computing) -> CohortTrainer:
-        model, algorithm = self._model, self._algorithm
+        model, algorithm = self.model, self.algorithm
         if computing.on_ray:
             from simulator.engines.workers.ray_workers import RayWorkers, Work  # Ray is an extra
 
-            return RayWorkers(Work(model, algorithm, self._population, computing), self._clients)
+            return RayWorkers(Work(model, algorithm, self.population, computing), self._clients)
         layouts = layouts_of(model, algorithm)
-        work = model, algorithm, self._population, self._clients
+        work = model, algorithm, self.population, self._clients
         if computing.processes == 1:
             return OneProcess(computing.trainer(*work), layouts, self._device)
         shares = map(computing.of_process, range(computing.processes))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -20,26 +21,30 @@ from fedcore.hold_out import HoldOut
 from fedcore.notebook import facts_of
 from fedcore.params import Float32
 from fedcore.plan import ExampleSpec
+from fedcore.privacy.mechanisms import check_private
 from simulator import datasets
 from simulator.baselines.local_only import LocalOnly
 from simulator.baselines.method import LinearTraining
 from simulator.baselines.methods import METHODS
+from simulator.compressed import CompressedReports
 from simulator.configuration import SimulationConfig, with_default_settings
 from simulator.course import ACCURACY, LOSS, PER_USER, PERCENTILES, USER_MEAN, Ending, Limits, Point, Watch, measured
 from simulator.datasets.sources import verified
+from simulator.engine import Engine
 from simulator.engines import Wanted
-from simulator.engines.choice import Choice, check_model, choose
+from simulator.engines.choice import check_model, choose
 from simulator.engines.computing import EVERY_GPU, Computing, gpus
 from simulator.engines.memory import one_thread
+from simulator.engines.sums import layouts_of
 from simulator.engines.workers.processes import usable_cores
 from simulator.engines.workers.ray_cluster import connect
 from simulator.errors import EngineError
+from simulator.masked_sums import MaskedSums, square_of
 from simulator.partitions import read_partition
 from simulator.planned import SimulatedPlan, read_model
 from simulator.population import Population
-from simulator.private_training import Cohorts, PrivateSums, SimulatedPrivacy
+from simulator.private_training import Cohorts, PrivateSums, SimulatedPrivacy, check_private_training, promise_of
 from simulator.questions import with_tokens
-from simulator.sums_of_rounds import sums_of
 from simulator.training import SERVER, EngineTraining, Facts, FineTuning, Training
 
 TOGETHER = 64
@@ -240,24 +245,14 @@ def training_of(config: SimulationConfig, engine: Wanted | None = None, given: O
     train = train.training_on(plan.examples if plan else ExampleSpec(model.spec.fields, hold_out=hold_out))
     clients, cohorts = _cohorts(config, train, len(test))
     cohorts = replace(cohorts, given=given.cohorts)
-    private, masked = sums_of(config, model, algorithm, cohorts, len(clients))
+    make = _engine_of(config, model, algorithm, clients, cohorts)
     if plan is None:
         choice = choose(engine or config.engine, model, algorithm, users, computing)
     else:
         choice = plan.choice(computing)
         check_model(model, users, choice.computing)
-    training = EngineTraining(
-        model,
-        algorithm,
-        (clients, test),
-        cohorts=cohorts,
-        choice=choice,
-        seed=config.seed,
-        compression=Compression.parse(config.compress),
-        private=private,
-        masked=masked,
-        fine_tuning=FineTuning.of(algorithm, config.fine_tune) if config.fine_tune else None,
-    )
+    tuning = FineTuning.of(algorithm, config.fine_tune) if config.fine_tune else None
+    training = EngineTraining(make(computing=choice.computing), test, cohorts, choice.reason, tuning)
     if plan is not None:
         training.restore(plan.state(algorithm))
     if config.against is not None:
@@ -281,19 +276,39 @@ def training_on(
     model = Model(spec.with_local(config.local), config.seed)
     algorithm = create(config.algorithm, config.settings, [module_of(config.algorithm)])
     cohorts = replace(_drawn(config, config.cohort), given=given)
-    sums, masked = sums_of(config, model, algorithm, cohorts, len(users[0]))
-    return EngineTraining(
-        model,
-        algorithm,
-        users,
-        cohorts=cohorts,
-        choice=Choice(Computing(at_once=TOGETHER), "small networks"),
-        seed=config.seed,
-        compression=Compression.parse(config.compress),
-        private=private or sums,
-        masked=masked,
-        fine_tuning=FineTuning.of(algorithm, config.fine_tune) if config.fine_tune else None,
-    )
+    make = _engine_of(config, model, algorithm, users[0], cohorts)
+    tuning = FineTuning.of(algorithm, config.fine_tune) if config.fine_tune else None
+    if private is not None:
+        make = functools.partial(make, private=private)
+    engine = make(computing=Computing(at_once=TOGETHER))
+    return EngineTraining(engine, users[1], cohorts, "small networks", tuning)
+
+
+def _engine_of(
+    config: SimulationConfig, model: Model, algorithm: Algorithm, clients: Population, cohorts: Cohorts
+) -> functools.partial[Engine]:
+    """An engine of clients who train in those cohorts, but for its computing.
+
+    Raises PrivacyError or EngineError for options that do not go together.
+    """
+    asked, secagg, compression = config.privacy, config.secagg, Compression.parse(config.compress)
+    reports = CompressedReports(compression, model.schema, config.seed, algorithm.weighting)
+    layouts = [reports.layout(trip.report, trip.ranges) for trip in layouts_of(model, algorithm)] if secagg else []
+    promise = None
+    if asked.asked:
+        if asked.mechanism == "distributed" and secagg is None:
+            raise EngineError("with the mechanism distributed devices add noise to masked reports: set secagg too")
+        check_private_training(asked, cohorts)
+        square = min(square_of(secagg, layout) for layout in layouts) if secagg else 0
+        promise = promise_of(asked, len(clients), cohorts, config.rounds, square)
+        check_private(promise, algorithm)
+    masked = None
+    if secagg is not None:
+        masked = MaskedSums(secagg, cohorts, config.rounds, layouts, promise)
+        masked.warn_of_rounding(algorithm, layouts, model.schema.size)
+    private = None if promise is None else PrivateSums(promise, config.seed)
+    make = functools.partial(Engine, model, algorithm, clients, seed=config.seed)
+    return functools.partial(make, compression=compression, private=private, masked=masked)
 
 
 def model_of(config: SimulationConfig, given: Overrides = Overrides()) -> Model:

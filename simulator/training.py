@@ -6,8 +6,8 @@ import copy
 import functools
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, ClassVar, Protocol
+from dataclasses import dataclass
+from typing import ClassVar, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,23 +17,17 @@ from export.model import Model
 from fedcore.algorithms import settings_of
 from fedcore.algorithms.algorithm import Algorithm, Broadcast, Carry, ClientState, Report, ServerStep, State, Vector
 from fedcore.algorithms.local_training import LocalSgd
-from fedcore.codecs.compression import Compression
 from fedcore.decoding import decoder
 from fedcore.params import Float32
 from fedcore.plan import prefixed, unprefixed
 from fedcore.report import Weighting
 from simulator.engine import Engine, evaluate, evaluate_own
-from simulator.engines.choice import Choice
 from simulator.engines.computing import Computing, EngineName
 from simulator.engines.examples import cause
 from simulator.engines.workers.forked import compute_apart
 from simulator.errors import Diverged, EngineError
 from simulator.population import Population
-from simulator.private_training import Cohorts, PrivateSums, SimulatedPrivacy
-
-if TYPE_CHECKING:
-    from simulator.sums_of_rounds import MaskedSums
-
+from simulator.private_training import Cohorts, SimulatedPrivacy
 
 TUNED = "tuned"
 
@@ -160,59 +154,34 @@ class Training(Protocol):
 
 
 class EngineTraining:
-    """Rounds of an algorithm in the engine, each with a cohort that is drawn from the training users.
+    """Rounds of an engine, each with a cohort that is drawn from its population.
 
-    users: those who train, and those who measure. cohorts: with the schedule of the server learning rate. choice: the
-    engine. compression: of reports. private: the noise on sums, if any. masked: the sums of secure rounds, if any.
+    test: the users who measure. cohorts: with the schedule of the server learning rate. reason: for the engine.
     fine_tuning: of the model that a user measures. With it, and where users have models of their own, those who measure
     are those who train, in the same order.
     """
 
-    def __init__(  # noqa: PLR0913  # who trains what, and how
-        self,
-        model: Model,
-        algorithm: Algorithm,
-        users: tuple[Population, Population],
-        *,
-        cohorts: Cohorts,
-        choice: Choice,
-        seed: int,
-        compression: Compression = Compression(),
-        private: PrivateSums | None = None,
-        masked: MaskedSums | None = None,
-        fine_tuning: FineTuning | None = None,
+    def __init__(
+        self, engine: Engine, test: Population, cohorts: Cohorts, reason: str, fine_tuning: FineTuning | None = None
     ) -> None:
-        train, self.test = users
-        self._fine_tuning = fine_tuning
-        self._cohorts, self._private = cohorts, private
-        self._model, self._train, self._seed, self._computing = model, train, seed, choice.computing
-        self._engine = Engine(
-            model,
-            algorithm,
-            train,
-            seed=seed,
-            computing=choice.computing,
-            compression=compression,
-            private=private,
-            masked=masked,
-        )
-        facts = engine_facts(model, algorithm, cohorts.first, len(train), choice)
-        self.facts = replace(facts, privacy=None if private is None else private.privacy)
+        self._engine, self.test, self._cohorts, self._fine_tuning = engine, test, cohorts, fine_tuning
+        self._model, self._train = engine.model, engine.population
+        self.facts = engine_facts(engine, cohorts.first, len(self._train), reason)
 
     def run_round(self, number: int) -> dict[str, float]:
         """One round."""
-        members = self._cohorts.draw(number, self._train, self._seed)
+        members = self._cohorts.draw(number, self._train, self._engine.seed)
         schedule, size = self._cohorts.schedule, self._cohorts.size(number)
         start = self._start(members[0]) if number == 1 and len(members) else {}
         result = self._engine.run_round(number, members, schedule=schedule, expected=size)
         examples = int(self._train.sizes[members].sum())
-        epsilon = {} if self._private is None else {"epsilon": self._private.privacy.spent(number)}
+        epsilon = {} if self._engine.private is None else {"epsilon": self._engine.private.privacy.spent(number)}
         return result.metrics | {"excluded": result.excluded, "examples": examples} | epsilon | start
 
     def _start(self, client: int) -> dict[str, float]:
         """The loss of one client's examples before any training, against which one that explodes shows."""
         params, one = self._engine.state["params"], self._train.subset([client])
-        return {START: float(evaluate(self._model, params, one, device=self._computing.home)["loss"][0])}
+        return {START: float(evaluate(self._model, params, one, device=self._engine.computing.home)["loss"][0])}
 
     def measure(self, number: int) -> PerUser:
         """The means of the users who measure, after round `number`."""
@@ -225,17 +194,17 @@ class EngineTraining:
 
     def _measured(self, number: int) -> PerUser:
         measure = functools.partial(self._measure_here, number)
-        if self._computing.home == self._computing.device:
+        if self._engine.computing.home == self._engine.computing.device:
             return measure()
         # On a GPU, and in a process that does not compute there itself, as it could fork none that does.
         values = compute_apart(lambda: {name: value.tobytes() for name, value in measure().items()}, _MEASURED)
         return {name: np.frombuffer(value) for name, value in values.items()}
 
     def _measure_here(self, number: int) -> PerUser:
-        model, params, device = self._model, self._engine.state["params"], self._computing.device
+        model, params, device = self._model, self._engine.state["params"], self._engine.computing.device
         own: Iterable[Float32] | None = self._engine.own_models
         if self._fine_tuning is not None:
-            key = self._seed, number
+            key = self._engine.seed, number
             own = fine_tuned(model, params, self._fine_tuning, self._train, key=key, device=device)
         if own is None:
             return evaluate(model, params, self.test, device=device)
@@ -268,11 +237,17 @@ def check_shapes(vectors: Mapping[str, NDArray[np.floating]], expected: Vectors)
         raise EngineError(f"the vectors are {kinds}, and this training moves {expected_kinds}")
 
 
-def engine_facts(model: Model, algorithm: Algorithm, cohort: int, train_users: int, choice: Choice) -> Facts:
-    """The facts of a training in the engine."""
-    settings = settings_of(algorithm)
+def engine_facts(engine: Engine, cohort: int, train_users: int, reason: str) -> Facts:
+    """The facts of a training in an engine. reason: for it."""
     return Facts(
-        algorithm.name, settings, cohort, train_users, model.schema.size, choice.computing.engine, choice.reason
+        engine.algorithm.name,
+        settings_of(engine.algorithm),
+        cohort,
+        train_users,
+        engine.model.schema.size,
+        engine.computing.engine,
+        reason,
+        None if engine.private is None else engine.private.privacy,
     )
 
 

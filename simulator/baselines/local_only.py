@@ -11,7 +11,6 @@ from export.model import Model
 from fedcore.algorithms.algorithm import Algorithm
 from fedcore.plan import prefixed, unprefixed
 from simulator.engine import Engine, evaluate_own
-from simulator.engines.choice import Choice
 from simulator.engines.computing import Computing
 from simulator.errors import Diverged
 from simulator.population import Population
@@ -34,8 +33,7 @@ class LocalOnly:
             for user in range(len(train))
         ]
         self._examples = int(train.starts[-1])
-        choice = Choice(Computing(device), "every user has an engine of their own")
-        self.facts = engine_facts(model, algorithm, len(train), len(train), choice)
+        self.facts = engine_facts(self._engines[0], len(train), len(train), "every user has an engine of their own")
 
     def run_round(self, number: int) -> dict[str, float]:
         """A round of every user; the metrics are means over users."""

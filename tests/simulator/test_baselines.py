@@ -21,8 +21,6 @@ from simulator.baselines.methods import METHODS
 from simulator.baselines.sparse_fsvrg import SparseFsvrg
 from simulator.configuration import SimulationConfig
 from simulator.engine import Engine
-from simulator.engines.choice import Choice
-from simulator.engines.computing import Computing
 from simulator.errors import Diverged, EngineError
 from simulator.population import Population
 from simulator.private_training import Cohorts
@@ -30,8 +28,6 @@ from simulator.simulation import simulate
 from simulator.training import EngineTraining
 
 D, SIZES = 3, (6, 11, 4, 8)
-
-TORCH = Choice(Computing(), "as asked")
 
 
 def problem(loss, *, l2=0.1, sizes=SIZES, outputs=2):
@@ -201,7 +197,7 @@ def after_descent(shard, start, lr, steps):
 def test_pooled_gradient_descent_is_the_closed_form():
     users, model = regression_users(), regression_model()
     descent = create("fedavg", {"client_lr": 0.1, "batch_size": 64})
-    training = EngineTraining(model, descent, (users.pooled(), users), cohorts=Cohorts(1), seed=0, choice=TORCH)
+    training = EngineTraining(Engine(model, descent, users.pooled()), users, Cohorts(1), "as asked")
     for number in range(1, 6):
         training.run_round(number)
     expected = after_descent(users.fields, model.initial, 0.1, 5)
@@ -213,8 +209,9 @@ def test_pooled_gradient_descent_is_the_closed_form():
 
 def test_pooled_sgd_visits_the_examples_of_all_users_in_one_order():
     users, model = regression_users(), regression_model()
+    pooled = users.pooled()
     sgd = create("fedavg", {"client_lr": 0.05, "batch_size": 4, "epochs": 2})
-    training = EngineTraining(model, sgd, (users.pooled(), users.pooled()), cohorts=Cohorts(1), seed=5, choice=TORCH)
+    training = EngineTraining(Engine(model, sgd, pooled, seed=5), pooled, Cohorts(1), "as asked")
     training.run_round(1)
     w, x, y = model.initial.astype(np.float64), users.fields["x"], users.fields["y"]
     for epoch in range(2):

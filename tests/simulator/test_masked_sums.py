@@ -21,8 +21,8 @@ from secagg.parameters import least_honest
 from simulator import SimulationConfig, simulate
 from simulator.configuration import PrivateTraining
 from simulator.errors import EngineError
+from simulator.masked_sums import MaskedSums, square_of
 from simulator.private_training import Cohorts
-from simulator.sums_of_rounds import MaskedSums, square_of
 
 LAYOUT = ReportLayout((Segment("delta", 500, "mean"), Segment(WEIGHT, 1, "sum")), "uniform")
 MASKED = Secagg(clip_norm=2.0, bits=8)

@@ -23,8 +23,8 @@ from fedcore.ranges import Range
 from simulator.compressed import CompressedReports
 from simulator.engine import Engine
 from simulator.engines.sums import RoundSums, SumsLayout, layouts_of
+from simulator.masked_sums import MaskedSums
 from simulator.private_training import Cohorts
-from simulator.sums_of_rounds import MaskedSums
 from tests.simulator.test_engine import uneven
 
 FAR = Range(-0.5, 0.25, 20)

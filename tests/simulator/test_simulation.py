@@ -141,7 +141,7 @@ def test_a_schedule_grows_the_cohort_and_warms_up_the_server():
     schedule = ServerSchedule(warmup_rounds=2, double_every=2, largest_cohort=7)
     config = {"model": "logreg", "rounds": 5, "cohort": 2}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("simulator.training.Engine", Watching)
+        patch.setattr("simulator.simulation.Engine", Watching)
         scheduled = simulate(SimulationConfig(schedule=schedule, **config))
     assert (cohorts, scales) == ([2, 2, 4, 4, 7], [0.5, 1, 1, 1, 1])
     assert scheduled.params_sha256 != simulate(SimulationConfig(**config)).params_sha256
