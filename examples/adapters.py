@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from export.lora import lora
+from export.few_bits import lora
 from export.model import Model, ModelSpec
 from export.models import load
 

@@ -25,7 +25,6 @@ from export.capture import (
     capture_report,
     capture_step,
 )
-from export.cost_of_bits import cost_of_bits
 from export.decompositions import TABLE
 from export.errors import ExportError, InvalidModel
 from export.formats import Format, formats
@@ -33,7 +32,7 @@ from export.model import Model
 from export.parity import certify
 from export.predict import build_predict
 from export.purity import EXAMPLES, check_pure
-from export.trial_examples import check_ranges, draw_examples
+from export.trial_examples import check_ranges, cost_of_bits, draw_examples
 from fedcore.algorithms import name_of, settings_of
 from fedcore.algorithms.algorithm import Algorithm, State, Trip, keeps_client_state, ranges_of, trips_of
 from fedcore.algorithms.check import check

@@ -1,4 +1,4 @@
-"""Capture: an algorithm's functions, with the model's loss and gradient inside, as graphs of primitive operators.
+"""Capture: an algorithm's functions, with the model's loss and gradient inside, as graphs of plain operators.
 
 A captured graph is functional: all state in, all state out, weights never inside. The batch axis stays symbolic.
 """
@@ -6,6 +6,7 @@ A captured graph is functional: all state in, all state out, weights never insid
 from __future__ import annotations
 
 import contextlib
+import logging
 import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -31,12 +32,10 @@ from torch.fx.experimental.symbolic_shapes import (
 from export.decompositions import TABLE
 from export.errors import DynamicControlFlow, ExportError, InvalidModel, UnsupportedOperator, reason
 from export.few_bits import in_order
-from export.fixed_batch import fixed_batch
-from export.folding import fold_constants
 from export.layers import Layers, layer_of
 from export.model import Model, oracle_of
-from export.quiet import quiet
 from export.rewrites import Traceable, unhinted
+from export.trial_examples import fixed_batch
 from fedcore.algorithms.algorithm import Pass, StatefulAlgorithm, Trip, Vector, with_carries
 from fedcore.checkpoint import frozen_specs_of
 from fedcore.params import FrozenVector, VectorSpec
@@ -56,6 +55,53 @@ from fedcore.plan import (
     prefixed,
     unprefixed,
 )
+
+# Above this many values a constant that some operator can make on the device is not worth its bytes in the graph.
+LARGEST = 1 << 16
+
+
+def fold_constants(module: fx.GraphModule) -> None:
+    """Replace operators on constants by their results, and remove what nothing uses."""
+    constants: dict[fx.Node, torch.Tensor] = {}
+    for node in list(module.graph.nodes):
+        if node.op == "get_attr":
+            constants[node] = getattr(module, str(node.target))
+        elif _foldable(node, constants):
+            value = node.target(
+                *fx.map_arg(node.args, constants.__getitem__), **fx.map_arg(node.kwargs, constants.__getitem__)
+            )
+            name = f"folded_{node.name}"
+            module.register_buffer(name, value.contiguous())
+            with module.graph.inserting_before(node):
+                constant = module.graph.get_attr(name)
+            constant.meta = dict(node.meta)
+            node.replace_all_uses_with(constant)
+            constants[constant] = value
+    module.graph.eliminate_dead_code()
+
+
+def _foldable(node: fx.Node, constants: dict[fx.Node, torch.Tensor]) -> bool:
+    value = node.meta.get("val")
+    return (
+        node.op == "call_function"
+        and isinstance(value, torch.Tensor)
+        and all(isinstance(size, int) for size in value.shape)
+        and value.numel() <= LARGEST
+        and all(source in constants for source in node.all_input_nodes)
+    )
+
+
+@contextlib.contextmanager
+def quiet(name: str) -> Iterator[None]:
+    """Silence the logger `name` during the block."""
+    logger = logging.getLogger(name)
+    level = logger.level
+    logger.setLevel(logging.CRITICAL + 1)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+
 
 # The batch size of the example inputs. Any size above 1 will do: torch specialises on 0 and 1.
 TRACE_BATCH = 7

@@ -1,15 +1,29 @@
-"""A checkpoint from which a model starts: a safetensors file of its tensors by name, checked against a digest."""
+"""A checkpoint from which a model starts: a safetensors file, with patterns of names."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 from torch import Tensor, nn
 
 from export.errors import InvalidModel, reason
+
+
+def matching(what: str, patterns: Sequence[str], names: Iterable[str]) -> tuple[str, ...]:
+    """The names that a pattern matches, in their order. Raises InvalidModel for a pattern that matches none.
+
+    what: the names are of, for the message.
+    """
+    names = list(names)
+    for pattern in patterns:
+        if not any(fnmatchcase(name, pattern) for name in names):
+            raise InvalidModel(f"no {what} is called {pattern!r}; there are {', '.join(names) or 'none'}")
+    return tuple(name for name in names if any(fnmatchcase(name, pattern) for pattern in patterns))
+
 
 SHOWN = 3
 

@@ -16,12 +16,9 @@ import torch
 from torch import Tensor
 from torch._decomp import core_aten_decompositions, get_decompositions
 
-from export.convolution import convolution, convolution_backward
+from export.convolution import Window, convolution, convolution_backward
 from export.errors import UnsupportedOperator
-from export.group_norm import group_norm, group_norm_backward
-from export.lookups import index, index_put, index_select
-from export.lstm import scanned, unrolled
-from export.windows import Window
+from export.operator_forms import group_norm, group_norm_backward, index, index_put, index_select, scanned, unrolled
 
 aten = torch.ops.aten
 

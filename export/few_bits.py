@@ -1,4 +1,4 @@
-"""Frozen weights in 8 or 4 bits: layers that hold codes, and make numbers of them where they multiply.
+"""Frozen weights in 8 or 4 bits, and low-rank adapters of frozen layers.
 
 A weight is (code − middle) · scale: symmetric, with a scale for each output of a layer in 8 bits, and for each block of
 32 of its inputs in 4 (the absmax quantisation of Dettmers, Lewis, Belkada, Zettlemoyer, "LLM.int8()", NeurIPS 2022,
@@ -15,13 +15,15 @@ Shapes: B rows of a value, I inputs, O outputs, P rows of a panel.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+import functools
+from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
 from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
 
+from export.checkpoint import matching
 from export.errors import InvalidModel
 
 M = TypeVar("M", bound=nn.Module)
@@ -256,3 +258,77 @@ def _rows(layer: Any) -> Tensor:
     """The weight of a layer as (O, I)."""
     weight: Tensor = layer.weight
     return weight if isinstance(layer, nn.Linear | nn.Embedding) else weight.t()  # GPT-2's own is the other way round
+
+
+DOWN, UP = "lora_down", "lora_up"
+
+
+def lora(
+    module: M,
+    rank: int,
+    layers: Sequence[str] = ("*",),
+    train: Sequence[str] = (),
+    scale: float = 1.0,
+    *,
+    freeze_a: bool = False,
+) -> M:
+    """The same module, frozen, with adapters in the dense and convolutional layers that `layers` names.
+
+    rank: r, the size between A and B. layers: paths of layers, or patterns of them such as "blocks.*.mlp.*". train:
+    names or patterns of parameters that are trained as a whole, such as "head.*"; their layers get no adapters. scale:
+    s, which the paper calls α / r. freeze_a: train B alone, under a random A: then the mean of devices' products is the
+    product of their means, and reports have half the size (FFA-LoRA: Sun, Li, Li, Ding 2024).
+    Adapters become `lora_down` and `lora_up` in their layer; other names stay, so a checkpoint of the module fits.
+    Raises InvalidModel for a rank below 1, and for a pattern that matches no layer or parameter.
+    """
+    if rank < 1:
+        raise InvalidModel(f"adapters of rank {rank}; the least is 1")
+    adapted = {path: layer for path, layer in module.named_modules() if type(layer) in ADAPTED_FORMS}
+    chosen = matching("layer that can be adapted (a Linear, or a Conv2d)", layers, adapted)
+    trained = matching("parameter", train, [name for name, _ in module.named_parameters()])
+    for name, parameter in module.named_parameters():
+        parameter.requires_grad_(name in trained)
+    for path in chosen:
+        if not adapted[path].weight.requires_grad:
+            _adapt(adapted[path], rank, scale, freeze_a=freeze_a)
+    return module
+
+
+def _dense(layer: nn.Linear | DenseInFewBits, rank: int) -> tuple[nn.Linear, nn.Linear]:
+    return nn.Linear(layer.in_features, rank, bias=False), nn.Linear(rank, layer.out_features, bias=False)
+
+
+def _convolution(layer: nn.Conv2d, rank: int) -> tuple[nn.Conv2d, nn.Conv2d]:
+    window: dict[str, Any] = {
+        name: getattr(layer, name) for name in ("kernel_size", "stride", "padding", "dilation", "padding_mode")
+    }
+    down = nn.Conv2d(layer.in_channels, rank, bias=False, **window)
+    return down, nn.Conv2d(rank, layer.out_channels, 1, bias=False)
+
+
+# No derived classes: they may compute without their own forward, as the projection of an attention does.
+ADAPTED_FORMS: dict[type[nn.Module], Callable[[Any, int], tuple[nn.Module, nn.Module]]] = {
+    nn.Linear: _dense,
+    nn.Conv2d: _convolution,
+    DenseInFewBits: _dense,
+}
+
+
+def _adapt(layer: nn.Module, rank: int, scale: float, *, freeze_a: bool) -> None:
+    down, up = ADAPTED_FORMS[type(layer)](layer, rank)
+    down.requires_grad_(not freeze_a)
+    nn.init.zeros_(up.weight)  # type: ignore[arg-type]
+    layer.register_module(DOWN, down)
+    layer.register_module(UP, up)
+    layer.register_forward_hook(functools.partial(_add, scale))
+
+
+def scale_of(layer: nn.Module) -> float:
+    """s of a layer with adapters."""
+    hooks = (hook for hook in layer._forward_hooks.values() if isinstance(hook, functools.partial))
+    return float(next(hook.args[0] for hook in hooks if hook.func is _add))
+
+
+def _add(scale: float, layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
+    change: Tensor = layer.get_submodule(UP)(layer.get_submodule(DOWN)(inputs[0]))
+    return output + scale * change

@@ -18,9 +18,8 @@ from msgspec import UNSET
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from export.checkpoint import Checkpoint
+from export.checkpoint import Checkpoint, matching
 from export.errors import ExportError, InvalidModel, reason
-from export.patterns import matching
 from export.rewrites import IgnoredLabels, KeyedNoise
 from export.unsupported import HOOKED, refuse_unsupported
 from fedcore.algorithms.algorithm import Pass

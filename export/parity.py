@@ -1,4 +1,4 @@
-"""Proof that exported graphs compute what torch computes: the same steps on torch and on a device's own runtime.
+"""Proof that exported graphs compute what torch computes, apart from ties, and their footprint.
 
 It compares parameters after several steps, not one loss: a wrong gradient can hide behind one loss. The denominators of
 the numbers, and their limits: docs/models.md.
@@ -8,25 +8,99 @@ from __future__ import annotations
 
 import functools
 import math
+import subprocess
+import sys
+import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from msgspec.structs import replace
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
 from device_runtime import backends
 from device_runtime.backends.backend import Executable
 from device_runtime.errors import DeviceError
 from export.errors import ParityFailed, UnknownFormat
-from export.footprints import footprint
 from export.formats import FORMATS
 from export.model import Model
 from export.predict import predict_parity
-from export.ties import Ties
 from export.trial import ROUND_OFF, TOLERANCE, Shake, Trial, TrialOutcome, worst
 from fedcore.algorithms.algorithm import Algorithm
 from fedcore.bundle import Certificate, Evidence, Footprint, Parity
+from fedcore.decoding import decoder
 from fedcore.plan import PREDICT, BlobRef, Plan
+
+_FOOTPRINT = decoder(Footprint)
+
+
+def footprint(plan: Plan, form: str, graphs: Mapping[BlobRef, bytes]) -> Footprint:
+    """The footprint of a plan's graphs of the format `form` on this machine.
+
+    graphs: serialised, also those of other formats. Raises ParityFailed when the graphs do not run.
+    """
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place)
+        (folder / "plan.json").write_bytes(plan.encode())
+        for ref in plan.graphs[form].values():
+            (folder / ref.sha256).write_bytes(graphs[ref])
+        done = measured_alone(folder, form)
+    if done.returncode:
+        raise ParityFailed(f"the {form} graphs do not run by themselves: {done.stderr.decode().strip()[-500:]}")
+    return _FOOTPRINT.decode(done.stdout)
+
+
+def measured_alone(folder: Path, form: str) -> subprocess.CompletedProcess[bytes]:
+    """A run of `device_runtime.capabilities` for the plan in a folder, and its graphs of the format `form`."""
+    command = [sys.executable, "-m", "device_runtime.capabilities", str(folder), form]
+    return subprocess.run(command, capture_output=True, check=False)
+
+
+WORDS = (
+    "{} met equal values, of which torch takes any and devices take the first, so that places and gradients differ; "
+    "sort(..., stable=True) takes the first everywhere. "
+)
+
+
+class Ties(TorchFunctionMode):
+    """Watches a running model. words: a message if it met ties; else empty."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = ""
+
+    def __torch_function__(
+        self, func: Callable[..., Any], kinds: Iterable[type], args: Any = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func in CHOOSING and CHOOSING[func](*args, **kwargs):
+            self.words = WORDS.format(func.__name__)
+        return func(*args, **kwargs)
+
+
+def _among_largest(inputs: Tensor, k: int, dim: int = -1, largest: bool = True, sorted: bool = True) -> bool:
+    """Whether any of the k largest equals another value."""
+    ordered = inputs.detach().sort(dim=dim, descending=largest).values
+    return _neighbours(ordered.narrow(dim, 0, min(k + 1, ordered.shape[dim])), dim)
+
+
+def _anywhere(inputs: Tensor, dim: int = -1, descending: bool = False, *, stable: bool = False) -> bool:
+    """Whether any two values are equal, unless the sort is stable."""
+    return not stable and _neighbours(inputs.detach().sort(dim=dim).values, dim)
+
+
+def _neighbours(ordered: Tensor, dim: int) -> bool:
+    return bool((ordered.diff(dim=dim) == 0).any())
+
+
+CHOOSING: dict[Any, Callable[..., bool]] = {
+    **dict.fromkeys([torch.topk, Tensor.topk], _among_largest),
+    **dict.fromkeys([torch.sort, Tensor.sort, torch.argsort, Tensor.argsort], _anywhere),
+}
+
 
 # For networks with kinks, where rounding decides much: the tolerance as a multiple of torch's distance from itself, its
 # maximum; the number of torch's runs with other rounding errors, and their size in those of one number, as sums have

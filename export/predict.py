@@ -19,13 +19,12 @@ from device_runtime.errors import DeviceError
 from export.capture import Captured, Port, Table, capture, example_port, vector_ports
 from export.decompositions import TABLE
 from export.errors import ExportError, ImpureModel, InvalidModel, ParityFailed, UnsupportedOperator, reason
-from export.fixed_batch import fixed_batch
 from export.formats import formats
+from export.inference.trained import ALIKE, SIZES, apart
 from export.layers import Layers, layer_of
 from export.model import Model, copied
-from export.outputs import ALIKE, SIZES, apart
 from export.trial import Widened, worst
-from export.trial_examples import draw_examples
+from export.trial_examples import draw_examples, fixed_batch
 from fedcore.bundle import Parity
 from fedcore.checkpoint import frozen_specs_of
 from fedcore.plan import EXAMPLE, FROZEN, PARAMS, PREDICT, BlobRef, Dtype, Field, PredictPlan, prefixed, unprefixed

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from export.convolution import Window
 from export.errors import UnsupportedOperator
-from export.windows import Window
 
 
 def _each(value: Any, axes: int) -> tuple[int, ...]:

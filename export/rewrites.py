@@ -21,7 +21,7 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
 from export.errors import InvalidModel, UnsupportedOperator
-from export.lstm import lstm
+from export.operator_forms import lstm
 from export.resizing import adaptive_avg_pool, adaptive_max_pool, avg_pool, interpolate
 
 INT32 = 2**32

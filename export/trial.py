@@ -18,9 +18,8 @@ from torch.utils._pytree import tree_map
 
 from device_runtime.backends.backend import Executable
 from export.errors import DynamicControlFlow, ExportError, InvalidModel, reason
-from export.fixed_batch import fixed_batch
 from export.model import Model, copied, oracle_of
-from export.trial_examples import draw_examples, put_ends
+from export.trial_examples import draw_examples, fixed_batch, put_ends
 from fedcore.algorithms.algorithm import Algorithm, Trip, keeps_client_state, trips_of, with_carries
 from fedcore.algorithms.fitting import for_model
 from fedcore.params import Float32

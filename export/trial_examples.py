@@ -1,16 +1,19 @@
-"""The examples of a trial: those that the ModelSpec makes, or random ones; and the ends of integers' ranges."""
+"""The examples of a trial, and what a run on them tells: a fixed batch size, and the cost of few bits."""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
-from msgspec import UNSET
+from msgspec import UNSET, UnsetType
 
 from device_runtime.capabilities import random_field
 from export.errors import ExportError, InvalidModel, reason
+from export.few_bits import Codes
 from export.model import Model, ModelSpec
+from fedcore.bundle import Quantisation
 from fedcore.plan import Field
 
 FEW, ROWS = 4, 2
@@ -108,3 +111,55 @@ def _random(item: Field, count: int, random: np.random.Generator) -> np.ndarray:
         return values
     few = random.integers(0, min(item.high, FEW), values.shape).astype(values.dtype)
     return np.where(random.random(values.shape) < 0.5, few, values)
+
+
+SIZES = (2, 3, 4, 5, 7, 8, 10, 16, 20, 32, 50, 64, 100, 128)
+
+
+def fixed_batch(model: Model) -> str:
+    """A message about a model that runs for some batch sizes and not for others; else an empty text."""
+    # The same example repeated, so that only the batch size can make the model fail.
+    examples = draw_examples(model.spec, 1, np.random.default_rng(0))
+    first_size: dict[bool, int] = {}
+    for size in SIZES:
+        first_size.setdefault(
+            _runs(model, {name: np.repeat(values, size, 0) for name, values in examples.items()}, size), size
+        )
+        if len(first_size) == 2:
+            return (
+                f"the model fixes its batch size: it runs for {first_size[True]} examples and not for "
+                f"{first_size[False]}; write x.shape[0], or -1 in reshape, instead of the number"
+            )
+    return ""
+
+
+def _runs(model: Model, examples: Mapping[str, np.ndarray], size: int) -> bool:
+    batch = {name: torch.from_numpy(values) for name, values in examples.items()}
+    try:
+        with torch.no_grad():
+            model.loss(model.tensors(torch.from_numpy(model.initial)), batch, torch.ones(size))
+    except Exception:  # whatever the user's own code raises
+        return False
+    return True
+
+
+EXAMPLES = 32
+
+
+def cost_of_bits(model: Model) -> Quantisation | UnsetType:
+    """The cost on the model's own examples, else on drawn ones; UNSET where all weights are exact.
+
+    Raises InvalidModel.
+    """
+    spec, bits = model.spec, [layer.bits for layer in model.module.modules() if isinstance(layer, Codes)]
+    if spec.exact is None or not bits:
+        return UNSET
+    drawn = draw_examples(spec, EXAMPLES, np.random.default_rng(0))
+    examples = {name: torch.from_numpy(values) for name, values in drawn.items()}
+    mask, params_D = torch.ones(EXAMPLES), torch.from_numpy(model.initial)
+    losses = []
+    for one in (model, Model(dataclasses.replace(spec, make=spec.exact))):
+        same = one.evaluating()
+        with torch.no_grad():
+            losses.append(float(same.loss(same.tensors(params_D), examples, mask)[0]))
+    return Quantisation(bits=min(bits), loss=losses[0], exact_loss=losses[1])

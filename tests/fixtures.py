@@ -18,7 +18,7 @@ import typer.testing
 from coordinator import server
 from device_runtime.errors import ConfigError
 from device_runtime.native.library import FOLDER, build, default_folder, shim_name
-from export import footprints
+from export import parity
 from tests.coordinator.fork_server import coordinator_fork_server
 from tests.coordinator.operators import made_when_asked
 from tests.footprints import footprint_fork_server
@@ -79,9 +79,9 @@ def fleets():
 @pytest.fixture(autouse=True, scope="session")
 def measured_alone():
     """Exports of this process measure in forked processes; this is what measures in one that is started."""
-    started = footprints.measured_alone
+    started = parity.measured_alone
     with footprint_fork_server() as forked, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(footprints, "measured_alone", forked)
+        patch.setattr(parity, "measured_alone", forked)
         yield started
 
 

@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[1]
 
 
 class _ForkServer:
-    """Measures as `export.footprints.measured_alone` does; its process starts with the first footprint."""
+    """Measures as `export.parity.measured_alone` does; its process starts with the first footprint."""
 
     def __init__(self):
         self._process = None

@@ -11,7 +11,7 @@ CEILINGS = {
     "product lines": 108_500,
     "Python files outside tests": 786,
     "import lines, %": 10.0,
-    "test lines": 79_050,
+    "test lines": 79_600,
     "words": 111_700,
     "decisions": 30,
     "circles": 2,

@@ -16,8 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from export.convolution import transposed_backward
-from export.windows import Window
+from export.convolution import Window, transposed_backward
 
 aten = torch.ops.aten
 

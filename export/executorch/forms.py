@@ -25,7 +25,7 @@ from export.executorch.convolution import (
     max_pool2d_backward,
     positive,
 )
-from export.lstm import unrolled
+from export.operator_forms import unrolled
 
 # A sort compares each value with each.
 MOST_SORTED = 1024

@@ -19,18 +19,16 @@ import torch
 from msgspec import UNSET
 from torch import nn
 
+from export.capture import quiet
 from export.errors import InvalidModel, reason
-from export.few_bits import BITS, EXACT, DenseInFewBits, in_few_bits
-from export.few_bits import FORMS as FORMS_IN_FEW_BITS
+from export.few_bits import ADAPTED_FORMS, BITS, EXACT, FORMS, DenseInFewBits, in_few_bits, lora
 from export.huggingface import tokenizer
 from export.huggingface.gated import with_gated_layers
 from export.huggingface.masks import check_masks
 from export.huggingface.modules import LastToken, Padding, Sentences, Text, pooling_of
 from export.huggingface.tasks import TASKS, TOKENS, Task
 from export.huggingface.weights import check_folder, check_given
-from export.lora import FORMS, lora
 from export.model import ModelSpec
-from export.quiet import quiet
 from fedcore.names import offered
 from fedcore.plan import BlobRef, Field, Tokenizer
 
@@ -281,12 +279,12 @@ def _forms() -> Mapping[type[nn.Module], Any]:
     """The kinds of layers that can be adapted, with GPT-2's own."""
     from transformers.pytorch_utils import Conv1D
 
-    FORMS_IN_FEW_BITS[Conv1D] = DenseInFewBits
-    FORMS[Conv1D] = lambda layer, rank: (
+    FORMS[Conv1D] = DenseInFewBits
+    ADAPTED_FORMS[Conv1D] = lambda layer, rank: (
         nn.Linear(layer.nx, rank, bias=False),
         nn.Linear(rank, layer.nf, bias=False),
     )
-    return FORMS
+    return ADAPTED_FORMS
 
 
 def _names(text: str) -> tuple[str, ...]:

@@ -13,9 +13,8 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from export.errors import InvalidModel
-from export.few_bits import EXACT
+from export.few_bits import DOWN, EXACT, UP, scale_of
 from export.huggingface.folder import Pretrained, spec_of
-from export.lora import DOWN, UP, scale_of
 from export.model import Model
 from fedcore.params import Float32, Frozen, ParamSchema
 

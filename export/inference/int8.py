@@ -11,10 +11,10 @@ import onnx
 from numpy.typing import NDArray
 
 from device_runtime.backends.onnxruntime import module_of
+from export.capture import quiet
 from export.errors import UnsupportedOperator
 from export.inference.onnx_model import all_nodes
-from export.outputs import Arrays
-from export.quiet import quiet
+from export.inference.trained import OutputsByName
 from fedcore.plan import Field
 
 
@@ -53,7 +53,7 @@ def quantised(model: bytes) -> bytes:
     return data
 
 
-def run(model: bytes, examples: Arrays) -> dict[str, NDArray[np.generic]]:
+def run(model: bytes, examples: OutputsByName) -> dict[str, NDArray[np.generic]]:
     """The outputs of a plain ONNX model in stock ONNX Runtime."""
     onnxruntime = module_of("onnxruntime")
     options = onnxruntime.SessionOptions()
@@ -63,7 +63,7 @@ def run(model: bytes, examples: Arrays) -> dict[str, NDArray[np.generic]]:
     return dict(zip((item.name for item in session.get_outputs()), session.run(None, read), strict=True))
 
 
-def cost_of(before: bytes, after: bytes, examples: Arrays, label: Field | None) -> Cost:
+def cost_of(before: bytes, after: bytes, examples: OutputsByName, label: Field | None) -> Cost:
     """What the second model's outputs differ by from the first one's. label: the field of classes, if there is one."""
     ours, theirs = run(after, examples), run(before, examples)
     largest = max(

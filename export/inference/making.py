@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from export.errors import UnknownFormat, UnknownModel
-from export.inference.trained import Trained, check_alike
-from export.outputs import SIZES, Arrays
+from export.inference.trained import SIZES, OutputsByName, Trained, check_alike
 from fedcore.names import offered
 from fedcore.plan import Field, PredictPlan
 
@@ -46,7 +45,7 @@ def inference_model(
     *,
     source: str | ModelSpec | None = None,
     int8: bool = False,
-    examples: Arrays | None = None,
+    examples: OutputsByName | None = None,
 ) -> InferenceModel:
     """A trained model with its weights inside: "onnx", "executorch" or "torch".
 

@@ -14,17 +14,15 @@ from torch import Tensor, nn
 
 from device_runtime import backends
 from device_runtime.errors import ConfigError, DeviceError
-from export.capture import Port, capture
+from export.capture import Port, capture, quiet
 from export.errors import ParityFailed, UnknownFormat, UnknownModel, UnsupportedOperator, reason
 from export.formats import FORMATS
-from export.inference.trained import Trained, check_alike
+from export.inference.trained import SIZES, OutputsByName, Trained, check_alike
 from export.layers import Layers
 from export.model import Model, ModelSpec, parameter_count
 from export.models import load
 from export.normalising import as_planned
-from export.outputs import SIZES, Arrays
 from export.predict import FIXED_BATCH
-from export.quiet import quiet
 from export.rewrites import KeyedNoise
 from fedcore.errors import SchemaError
 
@@ -122,7 +120,7 @@ class _Drawless(nn.Module):
             return self.module(*inputs)
 
 
-def _outputs(model: Model, examples: Arrays) -> dict[str, NDArray[np.generic]]:
+def _outputs(model: Model, examples: OutputsByName) -> dict[str, NDArray[np.generic]]:
     with torch.no_grad():
         outputs = model.predict({}, {name: torch.from_numpy(values) for name, values in examples.items()})
     return {name: value.numpy() for name, value in outputs.items()}

@@ -1,4 +1,4 @@
-"""A trained model: a plan with its predict graph, and the parameters after some round."""
+"""A trained model: a plan with its predict graph, its parameters, and the distance of two models' outputs."""
 
 from __future__ import annotations
 
@@ -11,12 +11,33 @@ from numpy.typing import NDArray
 from device_runtime import backends
 from device_runtime.capabilities import random_field
 from export.errors import ParityFailed
-from export.outputs import ALIKE, apart
 from fedcore.bundle import Bundle
 from fedcore.checkpoint import decode_frozen
 from fedcore.errors import PlanError
 from fedcore.params import Float32, Frozen
 from fedcore.plan import EXAMPLE, FROZEN, PARAMS, PREDICT, BlobRef, Plan, PredictPlan, prefixed
+
+OutputsByName = Mapping[str, NDArray[np.generic]]
+SIZES = (17, 3, 1)
+"""The batches on which models are compared, where they take any."""
+ALIKE = 1e-5
+"""The largest distance of two models that are meant to be the same."""
+TINY = 1e-30
+
+
+def apart(actual: OutputsByName, expected: OutputsByName) -> float:
+    """The worst relative l2 difference of any output; infinite where values that are not finite differ."""
+    worst = 0.0
+    for name, values in expected.items():
+        wanted, ours = values.astype(np.float64), actual[name].astype(np.float64)
+        finite = np.isfinite(wanted)
+        if not np.array_equal(ours[~finite], wanted[~finite], equal_nan=True):
+            return np.inf
+        distance = float(np.linalg.norm((ours - wanted)[finite])) / max(float(np.linalg.norm(wanted[finite])), TINY)
+        if not distance <= worst:  # also where it is not a number
+            worst = distance
+    return worst
+
 
 Arrays = dict[str, NDArray[np.generic]]
 

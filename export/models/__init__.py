@@ -7,17 +7,17 @@ from collections.abc import Callable
 from export.errors import ExportError, InvalidModel, UnknownModel, reason
 from export.huggingface.folder import FOLDER, Pretrained, spec_of
 from export.model import ModelSpec
-from export.models.char_lstm import char_lstm
-from export.models.digits_cnn import digits_cnn
-from export.models.emnist_cnn import emnist_cnn
-from export.models.least_squares import least_squares
-from export.models.logreg import logreg
-from export.models.mlp import mlp
-from export.models.mobilenetv2_gn import mobilenetv2_gn
-from export.models.omniglot_cnn import omniglot_cnn
-from export.models.resnet18_gn import resnet18_gn
-from export.models.transformer import transformer
-from export.models.word_lstm import word_lstm
+from export.models.images import (
+    digits_cnn,
+    emnist_cnn,
+    least_squares,
+    logreg,
+    mlp,
+    mobilenetv2_gn,
+    omniglot_cnn,
+    resnet18_gn,
+)
+from export.models.sequences import char_lstm, transformer, word_lstm
 from fedcore.names import offered
 from fedcore.own_code import import_own
 

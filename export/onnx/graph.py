@@ -1,11 +1,11 @@
-"""The growing ONNX graph: nodes, deduplicated constants, casts and symbolic shapes."""
+"""The growing ONNX graph: nodes, deduplicated constants, casts, bodies of loops, and division."""
 
 from __future__ import annotations
 
 import contextlib
 import re
 from collections import ChainMap
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,6 +16,12 @@ from onnx import TensorProto, helper, numpy_helper
 from torch import fx
 
 from export.errors import UnsupportedOperator
+
+
+def bodies_of(node: onnx.NodeProto) -> list[onnx.GraphProto]:
+    """The graph inside a node, if there is one."""
+    return [attribute.g for attribute in node.attribute if attribute.HasField("g")]
+
 
 ONNX_TYPES = {
     torch.float32: TensorProto.FLOAT,
@@ -163,3 +169,25 @@ def dtype_of(node: fx.Node) -> torch.dtype:
 def rank_of(node: fx.Node) -> int:
     """The number of axes of a traced value."""
     return int(node.meta["val"].dim())
+
+
+def undivided(graph: GraphBuilder) -> None:
+    """Rewrite every `Div` whose divisor is not a constant. One of integers becomes a graph that ONNX refuses."""
+    constants = {constant.name for constant in graph.initializers}
+    graph.nodes[:] = _rewritten(graph, graph.nodes, constants)
+
+
+def _rewritten(graph: GraphBuilder, nodes: Collection[onnx.NodeProto], constants: set[str]) -> list[onnx.NodeProto]:
+    written = []
+    for node in nodes:
+        for body in bodies_of(node):
+            inner = _rewritten(graph, body.node, constants)
+            del body.node[:]
+            body.node.extend(inner)
+        if node.op_type == "Div" and node.input[1] not in constants:
+            (reciprocal,) = graph.fresh(1)
+            written.append(helper.make_node("Reciprocal", [node.input[1]], [reciprocal]))
+            written.append(helper.make_node("Mul", [node.input[0], reciprocal], list(node.output)))
+        else:
+            written.append(node)
+    return written

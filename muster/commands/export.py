@@ -164,7 +164,7 @@ def _exported(order: _Order, model: str, out: Path) -> tuple[Bundle, dict[str, f
     from export.model import Model
     from export.models import load
     from export.normalising import normalised
-    from export.norms import untrained
+    from export.unsupported import untrained
 
     seconds: dict[str, float] = defaultdict(float)
     with progress() as bar:

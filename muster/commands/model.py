@@ -16,8 +16,7 @@ if TYPE_CHECKING:
     from coordinator.rules.roll_outs import Gate, Model, ModelVersion, RollOut
     from export.huggingface.folder import Pretrained
     from export.inference.int8 import Cost
-    from export.inference.trained import Trained
-    from export.outputs import Arrays
+    from export.inference.trained import OutputsByName, Trained
     from fedcore.bundle import Bundle
 
 
@@ -167,12 +166,12 @@ def _module(to: str, bundle: Bundle | None, named: str | None) -> str | None:
     """The source of the torch module, where the form is made of one."""
     if to == "onnx" or bundle is None:
         return named
-    from export.planned_model import source_of  # needs torch
+    from export.verify import source_of  # needs torch
 
     return source_of(bundle, named)
 
 
-def _examples(trained: Trained, path: Path) -> Arrays:
+def _examples(trained: Trained, path: Path) -> OutputsByName:
     from device_runtime.examples.source import NpzFile
     from fedcore.plan import ExampleSpec
 

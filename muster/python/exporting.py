@@ -17,7 +17,7 @@ from export.inference.trained import Trained
 from export.model import Model, ModelSpec
 from export.models import load
 from export.normalising import normalised
-from export.planned_model import source_of
+from export.verify import source_of
 from fedcore.algorithms import create, module_of
 from fedcore.algorithms.algorithm import Algorithm
 from fedcore.bundle import Bundle

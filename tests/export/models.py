@@ -8,8 +8,7 @@ import torch
 import torch.utils.checkpoint
 from torch import nn
 
-from export.few_bits import in_few_bits
-from export.lora import lora
+from export.few_bits import in_few_bits, lora
 from export.model import ModelSpec, accuracy, cross_entropy
 from fedcore.plan import Field
 

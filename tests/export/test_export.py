@@ -78,7 +78,7 @@ def engine_mb():
 @pytest.fixture
 def as_for_users(measured_alone, monkeypatch):
     """Footprints are measured as they are for users, in a process that is started for each."""
-    monkeypatch.setattr("export.footprints.measured_alone", measured_alone)
+    monkeypatch.setattr("export.parity.measured_alone", measured_alone)
 
 
 def parities(certificate):

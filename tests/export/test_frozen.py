@@ -13,7 +13,7 @@ from torch import nn
 from export.build import export_bundle
 from export.checkpoint import Checkpoint
 from export.errors import InvalidModel, ParityFailed
-from export.lora import lora
+from export.few_bits import lora
 from export.model import Model
 from export.trial import Trial
 from export.verify import verify_bundle

@@ -7,7 +7,7 @@ from export.build import export_bundle
 from export.errors import InvalidModel
 from export.model import Model
 from export.models import load
-from export.planned_model import planned_model
+from export.verify import planned_model
 from fedcore.algorithms import create
 from fedcore.bundle import Bundle
 from fedcore.errors import InvalidSetting, SchemaError

@@ -9,8 +9,7 @@ import muster
 from export.errors import InvalidModel
 from export.model import Model, ModelSpec, accuracy, cross_entropy
 from export.normalising import Normaliser, normalised
-from export.planned_model import planned_model
-from export.verify import verify_bundle
+from export.verify import planned_model, verify_bundle
 from fedcore.algorithms import create
 from fedcore.plan import Field
 from fedcore.questions.answer import Answer

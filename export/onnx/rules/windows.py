@@ -8,9 +8,9 @@ import numpy as np
 import torch
 from torch import fx
 
+from export.convolution import Window
 from export.errors import UnsupportedOperator
 from export.onnx.graph import GraphBuilder, Rule, argument, arguments, rank_of
-from export.windows import Window
 
 aten = torch.ops.aten
 

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 import torch
 from torch import Tensor
 
-from export.python_state import drawn
+from export.purity import drawn
 
 
 class RandomState:

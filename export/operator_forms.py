@@ -1,4 +1,4 @@
-"""LSTM layers as differentiable functions that trace into few, large operators.
+"""LSTM layers, group normalisation and look-ups in few operators that every runtime has.
 
 The input projection of all steps is one product. The backward pass has only time-dependent work in the loop: factors of
 all steps are computed at once, and every weight gradient is one product after the loop. The loop itself is `unrolled`,
@@ -16,6 +16,7 @@ Shapes: T steps, B batch, I inputs, H hidden, P hidden after a projection.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -23,6 +24,8 @@ import torch
 from torch import Tensor
 from torch._higher_order_ops.scan import scan_op
 from torch.fx.experimental.proxy_tensor import get_proxy_mode
+
+from export.errors import UnsupportedOperator
 
 Cell = Callable[..., list[Tensor]]
 """One step of a loop over time: from the state, the step's parts and shared values to the next state and results."""
@@ -190,3 +193,149 @@ def lstm(  # noqa: PLR0913, PLR0917, torch's own signature
         if dropout and train and layer < layers - 1:
             x = torch.nn.functional.dropout(x.transpose(0, 1), dropout, train).transpose(0, 1)
     return x.transpose(0, 1) if batch_first else x, torch.stack(last_h), torch.stack(last_c)
+
+
+def group_norm(  # noqa: PLR0913, PLR0917, the operator's own signature
+    inputs: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    batch: int,
+    channels: int,
+    positions: int,
+    groups: int,
+    epsilon: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """`aten.native_group_norm`: the normalised values, and mean and 1 / deviation of each group (B, G)."""
+    x = _by_group(inputs, groups)
+    mean = x.mean((2, 3), keepdim=True)
+    centred = x - mean
+    rstd = ((centred * centred).mean((2, 3), keepdim=True) + epsilon).rsqrt()
+    out = centred * (rstd if weight is None else rstd * _each_channel(weight, groups))
+    out = out if bias is None else out + _each_channel(bias, groups)
+    return out.reshape(inputs.shape), mean.squeeze((2, 3)), rstd.squeeze((2, 3))
+
+
+def group_norm_backward(  # noqa: PLR0913, PLR0917, the operator's own signature
+    grad_output: Tensor,
+    inputs: Tensor,
+    mean: Tensor,
+    rstd: Tensor,
+    weight: Tensor | None,
+    batch: int,
+    channels: int,
+    positions: int,
+    groups: int,
+    output_mask: Sequence[bool],
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """Gradients of input, weight and bias, by two sums over positions."""
+    grad, x = _by_group(grad_output, groups), _by_group(inputs, groups)
+    rstd = rstd[:, :, None, None]
+    centred = x - mean[:, :, None, None]
+    sums, along = grad.sum(3, keepdim=True), (grad * centred).sum(3, keepdim=True) * rstd
+    grad_input = grad_weight = grad_bias = None
+    if output_mask[0]:
+        gain = rstd if weight is None else rstd * _each_channel(weight, groups)
+        share = gain * (groups / (positions * channels))
+        level, slope = ((share * part).sum(2, keepdim=True) for part in (sums, along))
+        grad_input = (grad * gain - centred * (slope * rstd) - level).reshape(inputs.shape)
+    if output_mask[1]:
+        grad_weight = along.sum(0).reshape(channels)
+    if output_mask[2]:
+        grad_bias = sums.sum(0).reshape(channels)
+    return grad_input, grad_weight, grad_bias
+
+
+def _by_group(values: Tensor, groups: int) -> Tensor:
+    batch, channels, *positions = values.shape
+    return values.reshape(batch, groups, channels // groups, math.prod(positions))
+
+
+def _each_channel(values: Tensor, groups: int) -> Tensor:
+    """(C,) -> (G, C / G, 1), which broadcasts to all positions."""
+    return values.reshape(groups, -1, 1)
+
+
+aten = torch.ops.aten
+Indices = Sequence[Tensor | None]
+
+
+class _Rows:
+    """The indexed axes of `inputs` as one axis of rows, and the row number of each place."""
+
+    def __init__(self, inputs: Tensor, indices: Indices) -> None:
+        indexed = {axis: index for axis, index in enumerate(indices) if index is not None}
+        axes = list(indexed)
+        rest = [axis for axis in range(inputs.dim()) if axis not in indexed]
+        self.shape, self._order = inputs.shape, [*axes, *rest]
+        self._rest = [inputs.shape[axis] for axis in rest]
+        # torch puts the axes of the places where the indexed axes were, or in front if others lie between these.
+        self._front = 0 if axes != list(range(axes[0], axes[-1] + 1)) else axes[0]
+        self.places = self._numbers(inputs, indexed)
+
+    @staticmethod
+    def _numbers(inputs: Tensor, indexed: dict[int, Tensor]) -> Tensor:
+        def number(size: int, counted: Tensor) -> Tensor:
+            return torch.where(counted < 0, counted + size, counted)
+
+        (first, start), *others = [(axis, index.long()) for axis, index in indexed.items()]
+        places = number(inputs.shape[first], start)
+        for axis, counted in others:
+            places = places * inputs.shape[axis] + number(inputs.shape[axis], counted)
+        return places
+
+    def laid_out(self, inputs: Tensor) -> Tensor:
+        """Values of the shape of `inputs` as (rows, values of a row)."""
+        return inputs.permute(self._order).reshape(-1, math.prod(self._rest))
+
+    def put_back(self, rows: Tensor) -> Tensor:
+        """The inverse of `laid_out`."""
+        whole = rows.reshape([self.shape[axis] for axis in self._order])
+        return whole.permute([self._order.index(axis) for axis in range(len(self._order))])
+
+    def at_places(self, rows: Tensor) -> Tensor:
+        """(places, values of a row) with the axes in torch's order."""
+        deep = self.places.dim()
+        apart = rows.reshape(*self.places.shape, *self._rest)
+        return apart.movedim(tuple(range(deep)), tuple(range(self._front, self._front + deep)))
+
+    def of_places(self, values: Tensor) -> Tensor:
+        """The inverse of `at_places`, for values that may have to be broadcast first."""
+        deep = self.places.dim()
+        shape = [*self._rest[: self._front], *self.places.shape, *self._rest[self._front :]]
+        apart = values.expand(shape).movedim(tuple(range(self._front, self._front + deep)), tuple(range(deep)))
+        return apart.reshape(-1, math.prod(self._rest))
+
+
+def _has_mask(indices: Indices) -> bool:
+    return any(index is not None and index.dtype in {torch.bool, torch.uint8} for index in indices)
+
+
+def index(inputs: Tensor, indices: Indices) -> Any:
+    """Rows of a table, looked up. Indexing by a mask is unchanged (NotImplemented), as its size depends on values."""
+    if _has_mask(indices):
+        return NotImplemented
+    rows = _Rows(inputs, indices)
+    values: Tensor = aten.embedding(rows.laid_out(inputs), rows.places.reshape(-1))
+    return rows.at_places(values)
+
+
+def index_put(inputs: Tensor, indices: Indices, values: Tensor, accumulate: bool = False) -> Any:
+    """Write or add rows at indices. One index of the first axis is unchanged (NotImplemented)."""
+    if _has_mask(indices):
+        raise UnsupportedOperator("aten.index_put with a mask; use torch.where instead")
+    only = indices[0] if len(indices) == 1 else None
+    if only is not None and values.shape == (*only.shape, *inputs.shape[1:]):
+        return NotImplemented
+    rows = _Rows(inputs, indices)
+    placed = (rows.places.reshape(-1),)
+    written = aten.index_put(rows.laid_out(inputs), placed, rows.of_places(values), accumulate)
+    return rows.put_back(written)
+
+
+def index_select(inputs: Tensor, dim: int, places: Tensor) -> Any:
+    """Look-ups along one axis, at places that cannot count from the end."""
+    if not inputs.dim() or not inputs.numel():
+        return NotImplemented
+    moved = inputs.movedim(dim, 0)
+    values: Tensor = aten.embedding(moved.reshape(moved.shape[0], -1), places.reshape(-1))
+    return values.reshape(-1, *moved.shape[1:]).movedim(0, dim)
