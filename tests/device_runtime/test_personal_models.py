@@ -512,10 +512,10 @@ def test_each_of_ten_thousand_answers_is_released_or_personal(coordinator, owned
     with taken(owned) as model:
         model.personalise()
         wanted = {tuple(answers(model)), tuple(linear.PARAMS.tolist())}
-        left, found, errors = threading.Semaphore(10_000), set(), []
+        left, found, errors, swaps = threading.Semaphore(10_000), set(), [], []
 
         def ask():
-            while left.acquire(blocking=False):
+            while left.acquire(blocking=False) or len(swaps) < 3:  # a busy machine may answer before it swaps
                 try:
                     found.add(tuple(answers(model)))
                 except Exception as error:
@@ -524,15 +524,13 @@ def test_each_of_ten_thousand_answers_is_released_or_personal(coordinator, owned
         threads = [threading.Thread(target=ask) for _ in range(4)]
         for thread in threads:
             thread.start()
-        swaps = 0
         while any(thread.is_alive() for thread in threads):
             model.forget()
-            model.personalise()
-            swaps += 1
+            swaps.append(model.personalise())
         for thread in threads:
             thread.join()
     assert errors == []
-    assert (found, swaps > 2) == (wanted, True)
+    assert found == wanted
 
 
 def test_a_command_makes_a_model_personal(coordinator, owned, capsys):

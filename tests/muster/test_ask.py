@@ -28,10 +28,17 @@ from tests.coordinator.fork_server import wait_until
 from tests.coordinator.questions import make_question_bundle
 from tests.muster.asked import FIELDS, LABELS, answering, population
 from tests.muster.test_cli import in_process
+from tests.sampled import sampled
 from tests.stores import without_rows
 
 BY_LABEL = "SELECT y, COUNT(*) AS n, SUM(x), AVG(s), COUNT(DISTINCT DEVICE) FROM examples GROUP BY y"
 BOUNDED = "SELECT y, COUNT(*) AS n, SUM(x), AVG(CLIP(s, 0, 4)) FROM examples GROUP BY y MAX 40 ROWS PER DEVICE"
+
+EPSILON = 400.0
+"""With 40, masked noise took a count of a hundred below one in a run of twenty, and then there is no mean."""
+SILENCE_S = 60.0
+"""How long a device may be silent where a round needs every device: one lost, and no other attempt has enough. On a
+quiet machine all of them answer within a second; on a busy one some took more than the usual five."""
 
 
 @pytest.fixture(scope="module")
@@ -87,7 +94,7 @@ def test_devices_answer_what_the_engine_does_near_and_far(tmp_path, coordinators
 
 def test_a_secure_answer_is_exact_in_whole_numbers(tmp_path, coordinators, servers):
     users, key = population(24), SigningKey.new(tmp_path / "release.pem")
-    with coordinators.local(tmp_path, secure=True) as local:
+    with coordinators.local(tmp_path, secure=True, silence_s=SILENCE_S) as local:
         words = (BOUNDED, "--population", "phones", "--goal", 24, *FIELDS, *near(local))
         with answering(local, users, servers, tmp_path / "devices", key.signer):
             found = asked(*words, "--secagg", "--release-key", tmp_path / "release.pem")
@@ -98,12 +105,12 @@ def test_a_secure_answer_is_exact_in_whole_numbers(tmp_path, coordinators, serve
     assert found["devices"] == 24
 
 
-@pytest.mark.parametrize("secure", [False, True], ids=["plain", "masked"])
+@pytest.mark.parametrize("secure", sampled([False, True], [True]), ids=["plain", "masked"])
 def test_a_private_answer_says_how_far_noise_may_move_it(secure, tmp_path, coordinators, servers):
     users, key = population(24), SigningKey.new(tmp_path / "release.pem")
-    privacy = {"epsilon": 40.0, "users": 24, "minimum_devices": 8}
+    privacy = {"epsilon": EPSILON, "users": 24, "minimum_devices": 8}
     masks = {"secagg": {}, "release_key": key} if secure else {}
-    with coordinators.local(tmp_path, secure=secure) as local:
+    with coordinators.local(tmp_path, secure=secure, silence_s=SILENCE_S) as local:
         token = tokens.issue(local.store.database, "alice", Role.OPERATOR)[1]
         with (
             muster.Coordinator(local.admin_url, token) as coordinator,
@@ -113,7 +120,7 @@ def test_a_private_answer_says_how_far_noise_may_move_it(secure, tmp_path, coord
             found = muster.ask(BOUNDED, **whom, **privacy, **masks, goal=24)
         (task,) = local.store.tasks()
         budget = task.settings.privacy
-    assert (budget.epsilon, budget.users, budget.delta) == (40, 24, 1 / 240)
+    assert (budget.epsilon, budget.users, budget.delta) == (EPSILON, 24, 1 / 240)
     assert budget.mechanism == ("distributed" if secure else "gaussian")
     exact = {row[0]: row for row in in_engine(users, BOUNDED, minimum_devices=1).rows}
     assert len(found.rows) == LABELS

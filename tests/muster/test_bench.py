@@ -171,6 +171,7 @@ def test_a_report_is_measured_against_its_body_received_hashed_and_added(coordin
 
 
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")  # peft's own call
+@pytest.mark.long
 def test_the_engine_and_peft_train_the_same_adapters():
     pytest.importorskip("peft")
     shape = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2}

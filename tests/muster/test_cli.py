@@ -463,6 +463,7 @@ def test_one_device_run_by_hand_reports(plan, coordinators, tmp_path):
     assert f"Connection refused\n  does a coordinator run at {local.url}, and is that its port for devices?" in out
 
 
+@pytest.mark.long
 def test_a_terminated_demo_leaves_no_process_and_no_folder(tmp_path):
     temporary, cache = tmp_path / "temporary", tmp_path / "torch"  # torch's cache is there to stay
     temporary.mkdir()

@@ -108,6 +108,7 @@ def torch_alone(monkeypatch):
     monkeypatch.setattr(engine_peers, "ENGINES", ("torch",))
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("torch_alone")
 def test_everyone_trains_the_same_clients_to_about_the_same_loss():
     found = compare(1, silent, {"small": SMALL}, {"plain torch loop": PEERS["plain torch loop"]})

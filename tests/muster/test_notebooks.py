@@ -8,12 +8,14 @@ import re
 import pytest
 
 from research.pretrained_adapters import INSTALL, PACKAGE
+from tests.sampled import sampled
 from tests.tree import ROOT
 from tools.make_notebooks import NOTEBOOKS, run
 
 OF_A_MACHINE = re.compile(
     r"/(tmp|home|work|root|usr|dev)/|127\.0\.0\.1:\d|\d\d:\d\d:\d\d|\d{4}-\d\d-\d\d|at 0x|np\.\w+\("
 )
+IN_EVERY_RUN = [path for path in NOTEBOOKS if path.stem == "first_federated_model"]
 MOST_BYTES = 100_000
 """Of one output."""
 
@@ -47,11 +49,7 @@ def kinds(book):
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning")
-@pytest.mark.parametrize(
-    "path",
-    [pytest.param(path, marks=pytest.mark.long) if path.stem == "pretrained_model" else path for path in NOTEBOOKS],
-    ids=lambda path: path.stem,
-)
+@pytest.mark.parametrize("path", sampled(NOTEBOOKS, IN_EVERY_RUN), ids=lambda path: path.stem)
 def test_a_notebook_runs_to_outputs_of_the_kinds_that_are_kept(path, away):
     pytest.importorskip("nbclient")
     if PACKAGE in path.read_text() and importlib.util.find_spec(PACKAGE) is None:

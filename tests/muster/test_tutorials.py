@@ -11,11 +11,13 @@ import pytest
 
 from research.pretrained_adapters import INSTALL, PACKAGE
 from tests.muster.reader import BLOCK, Reader
+from tests.sampled import sampled
 from tests.tree import ROOT
 from tools.arm.wheel import build_wheel
 
 TUTORIALS = ROOT / "docs" / "tutorials"
-HOW_TO = sorted((ROOT / "docs" / "how-to").glob("*.md"))
+HOW_TO_FOLDER = ROOT / "docs" / "how-to"
+HOW_TO = sorted(HOW_TO_FOLDER.glob("*.md"))
 WITH_COMMANDS = [path for path in HOW_TO if "```sh\n" in path.read_text()]
 MADE = {
     "researcher": ["curves.svg", "sweep/heat-map.svg", "sweep/table.csv", "loss.png"],
@@ -26,6 +28,10 @@ MADE = {
     "pretrained-model": ["curves.svg", "merged/model.safetensors"],
     "from-training-to-prediction": ["rounds.svg", "release.pem", "app/state/state.db"],
 }
+OF_A_ROLE = ("researcher", "model-owner", "operator", "app-developer")
+"""The tutorials that every run follows, one for each role."""
+SHORT = [HOW_TO_FOLDER / f"{name}.md" for name in ("own-model-and-data", "release-a-model", "secure-task")]
+"""The how-to pages that every run follows: what is in no tutorial of a role."""
 
 
 @pytest.fixture
@@ -39,9 +45,7 @@ def test_every_tutorial_is_followed():
     assert sorted(MADE) == sorted(path.stem for path in TUTORIALS.glob("*.md"))
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.long) if name == "pretrained-model" else name for name in MADE]
-)
+@pytest.mark.parametrize("name", sampled(MADE, OF_A_ROLE))
 def test_a_tutorial_does_what_it_says_and_ends_with_its_picture(tmp_path, environment, name, request):
     if any(made.endswith(".png") for made in MADE[name]):
         request.getfixturevalue("font")
@@ -55,7 +59,7 @@ def test_a_tutorial_does_what_it_says_and_ends_with_its_picture(tmp_path, enviro
     assert re.findall(r"!\[.+\]\((.+)\)", text), "it shows no picture"
 
 
-@pytest.mark.parametrize("path", WITH_COMMANDS, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", sampled(WITH_COMMANDS, SHORT), ids=lambda path: path.stem)
 def test_the_commands_of_a_how_to_page_work(tmp_path, environment, path):
     folder = tmp_path / "empty"
     folder.mkdir()
