@@ -18,7 +18,7 @@ import typer
 
 from benchmarks.options import CurvesOptions
 from fedcore.algorithms import ALGORITHMS
-from fedcore.names import offered
+from fedcore.validation import offered
 from muster.output import Say
 from research.study import mean
 from research.trainings import LAST, train

@@ -14,10 +14,10 @@ import numpy as np
 from coordinator.store.tasks import TaskSettings
 from fedcore import algorithms, checkpoint
 from fedcore.bundle import AlgorithmRef, Bundle, Certificate, Evidence, Footprint, Manifest, Parity
-from fedcore.loop import Loop
 from fedcore.params import ParamSchema, TensorSpec, VectorSpec
 from fedcore.plan import BlobRef, ExampleSpec, Field, PassPlan, Plan
 from fedcore.report import ReportLayout, Segment
+from fedcore.schedule import Loop
 from muster.local.server import LocalCoordinator, local_coordinator
 
 FORMAT = "onnx"

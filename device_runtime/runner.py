@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 from device_runtime.backends.backend import Arrays, Executable, address
 from device_runtime.errors import DeadlinePassed, NonFiniteReport, PlanRefused
 from fedcore.batching import StreamKey, noise, sweeps
-from fedcore.bound import CLIP
 from fedcore.codecs.codec import RoundKey
 from fedcore.errors import ReportError
 from fedcore.loss_counts import LOSS_COUNTS, LOSSES, count_losses
@@ -42,6 +41,7 @@ from fedcore.plan import (
     prefixed,
     steps_graph,
 )
+from fedcore.release import CLIP
 from fedcore.report import all_finite, metrics_segment
 
 ALIGNMENT = 64

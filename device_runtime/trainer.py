@@ -23,7 +23,6 @@ from fedcore import checkpoint
 from fedcore.batching import StreamKey
 from fedcore.errors import SchemaError
 from fedcore.hold_out import HoldOut
-from fedcore.loop import Loop
 from fedcore.params import Float32, Frozen, VectorSpec
 from fedcore.plan import (
     BROADCAST,
@@ -39,6 +38,7 @@ from fedcore.plan import (
     steps_graph,
 )
 from fedcore.report import all_finite
+from fedcore.schedule import Loop
 
 SHARE = 0.2
 """The share of examples that are left out, where the plan holds out no larger one."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from export.capture import Captured, Table
 from export.errors import UnknownFormat
-from fedcore.names import offered
+from fedcore.validation import offered
 
 
 @dataclass(frozen=True, slots=True)

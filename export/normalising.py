@@ -19,9 +19,9 @@ from torch import Tensor, nn
 from export.errors import InvalidModel, reason
 from export.model import ModelSpec
 from export.questions.builtin import NORMALISER
-from fedcore.names import offered
 from fedcore.plan import DEVIATION_OF, MEAN_OF, Plan
 from fedcore.questions.answer import Answer
+from fedcore.validation import offered
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,8 +12,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from fedcore.loop import Loop
 from fedcore.params import Float32
+from fedcore.schedule import Loop
 from fedcore.streams import Words, stream
 
 SECRET_BYTES = 32

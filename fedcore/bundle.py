@@ -16,6 +16,7 @@ from msgspec import UNSET, UnsetType
 from fedcore.decoding import UNDECODABLE, decoder
 from fedcore.errors import DigestMismatch, PlanError
 from fedcore.plan import BlobRef, Plan, PlanSignature, decode_versioned
+from fedcore.visible import facts_of
 
 if TYPE_CHECKING:
     from fedcore.signing import SigningKey
@@ -147,8 +148,6 @@ class Bundle:
         return f"Bundle({self.manifest.model}, {self.manifest.algorithm.name}, in {str(self.folder)!r})"
 
     def _repr_html_(self) -> str:
-        from fedcore.notebook import facts_of  # devices show no tables
-
         said = self.manifest
         made = {"model": said.model, "algorithm": said.algorithm.name, "settings": said.algorithm.settings}
         proof = {"worst distance from torch": self.certificate.worst, "folder": str(self.folder)}

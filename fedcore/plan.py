@@ -34,12 +34,12 @@ from numpy.typing import NDArray
 from fedcore.decoding import UNDECODABLE, decoder
 from fedcore.errors import DigestMismatch, PlanError, ReportError, SchemaError
 from fedcore.hold_out import HoldOut
-from fedcore.loop import Loop
 from fedcore.params import FrozenVector, ParamSchema, Size, VectorSpec
 from fedcore.questions.question import LONGEST_QUESTION
 from fedcore.report import ReportLayout
-from fedcore.schedule import first_of_pair
+from fedcore.schedule import Loop, first_of_pair
 from fedcore.validation import Digest
+from fedcore.visible import facts_of
 
 PLAN_VERSION = 1
 MOST_PLAN_BYTES = 4 * 2**20  # of JSON
@@ -305,8 +305,6 @@ class Plan(TripPlan, frozen=True, kw_only=True):
         )
 
     def _repr_html_(self) -> str:
-        from fedcore.notebook import facts_of  # devices show no tables
-
         return facts_of("Plan", self.facts)
 
     @property

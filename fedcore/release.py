@@ -15,6 +15,8 @@ from fedcore.decoding import decode_signed, decoder
 from fedcore.errors import BadRelease
 from fedcore.validation import Count, Digest
 
+CLIP = "clip"
+"""The vector of a broadcast that bounds the L2 norm of every report of the round: one value."""
 RELEASE_VERSION = 1
 Positive = Annotated[float, msgspec.Meta(gt=0)]
 Bits = Annotated[int, msgspec.Meta(ge=2, le=20)]

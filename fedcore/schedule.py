@@ -1,7 +1,7 @@
-"""A server schedule, as data: how the server learning rate and the cohort change from round to round.
+"""The loop of a pass on a device, and the schedule of a server over rounds, as data.
 
-Charles, Garrett, Huo, Shmulyian, Smith, "On large-cohort training for federated learning", NeurIPS 2021. Rounds count
-from 1.
+Source of the schedule: Charles, Garrett, Huo, Shmulyian, Smith, "On large-cohort training for federated learning",
+NeurIPS 2021. Rounds count from 1.
 """
 
 from __future__ import annotations
@@ -10,8 +10,33 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from fedcore.errors import ScheduleError
+from fedcore.errors import PlanError, ScheduleError
 from fedcore.validation import Count, check, checked, setting
+
+
+class Loop(msgspec.Struct, frozen=True, kw_only=True):
+    """The sweeps of a pass over the local examples.
+
+    `epochs` sweeps in batches of `batch_size`. `steps` limits the steps of all sweeps, if set; with `shuffle` every
+    sweep has a new order.
+    """
+
+    batch_size: int
+    epochs: int = 1
+    steps: int | None = None
+    shuffle: bool = True
+
+    def __post_init__(self) -> None:
+        for name in ("batch_size", "epochs", "steps"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise PlanError(f"{name} must be at least 1, not {value}")
+
+    def step_count(self, examples: int) -> int:
+        """Number of batches over `examples` local examples."""
+        total = self.epochs * -(-examples // self.batch_size)
+        return total if self.steps is None else min(total, self.steps)
+
 
 LONGEST_REPORTING_S = 7 * 86_400
 """The longest time that a device may have for a report, in seconds."""

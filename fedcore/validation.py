@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, dataclass, is_dataclass
 from dataclasses import fields as dataclass_fields
 from pathlib import Path
@@ -12,7 +13,6 @@ from typing import Annotated, Any, Literal, TypeAlias, TypeVar, get_args, get_or
 import msgspec
 
 from fedcore.decoding import converter
-from fedcore.names import offered
 
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 Fraction = Annotated[float, msgspec.Meta(ge=0, le=1)]
@@ -276,3 +276,14 @@ def _figure(bound: float) -> str:
     if power >= 20 and 0 <= 2**power - bound <= 1:
         return f"2^{power}" + (" - 1" if bound < 2**power else "")
     return f"{bound:,.10g}"
+
+
+def offered(name: object, choices: Iterable[str]) -> str:
+    """All `choices`, after the closest if one is close: `did you mean b? there are a, b`.
+
+    A choice that contains `name`, as `client_lr` contains `lr`, is closer than one with a similar spelling.
+    """
+    typed, names = str(name), list(choices)
+    holding = [candidate for candidate in names if len(typed) > 1 and typed in candidate]
+    close = difflib.get_close_matches(typed, names, 1, 0.8) or holding or difflib.get_close_matches(typed, names, 1)
+    return f"{f'did you mean {close[0]}? ' if close else ''}there are {', '.join(names)}"

@@ -14,8 +14,7 @@ import msgspec
 
 from coordinator.errors import InvalidTask
 from coordinator.rules.task_settings import TaskSettings
-from fedcore.names import offered
-from fedcore.validation import build, settings_of
+from fedcore.validation import build, offered, settings_of
 
 if TYPE_CHECKING:
     from coordinator.operations import TaskStore

@@ -1,6 +1,6 @@
 """All studies by name."""
 
-from fedcore.names import offered
+from fedcore.validation import offered
 from research.compression import COMPRESSION
 from research.masked_compression import MASKED_COMPRESSION
 from research.over_selection import OVER_SELECTION

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from fedcore.algorithms.settings import count, parse, positive
 from fedcore.errors import InvalidSetting
-from fedcore.names import offered
+from fedcore.validation import offered
 from simulator.errors import DatasetError
 from simulator.population import Array, Population
 

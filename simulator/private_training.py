@@ -14,11 +14,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedcore.algorithms.algorithm import Broadcast
-from fedcore.bound import CLIP
 from fedcore.errors import PrivacyError
 from fedcore.privacy.accounting import calibrated, spent
 from fedcore.privacy.mechanisms import NoiseOfRounds
 from fedcore.privacy.settings import LedgerEntry, Noise, Privacy, WholeFromOne
+from fedcore.release import CLIP
 from fedcore.schedule import ServerSchedule, first_of_pair
 from fedcore.validation import Count, checked, setting
 from simulator.configuration import PrivateTraining

@@ -18,10 +18,10 @@ from fedcore.algorithms.partly_local import PartlyLocal
 from fedcore.algorithms.settings import parse
 from fedcore.codecs.compression import Compression
 from fedcore.hold_out import HoldOut
-from fedcore.notebook import facts_of
 from fedcore.params import Float32
 from fedcore.plan import ExampleSpec
 from fedcore.privacy.mechanisms import check_private
+from fedcore.visible import facts_of
 from simulator import datasets
 from simulator.baselines.local_only import LocalOnly
 from simulator.baselines.method import LinearTraining

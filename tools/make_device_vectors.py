@@ -24,12 +24,12 @@ from fedcore.codecs.rotation import Rotation
 from fedcore.codecs.subsample import Subsample
 from fedcore.errors import BrokenSuccession, ReportError
 from fedcore.hold_out import HoldOut
-from fedcore.loop import Loop
 from fedcore.loss_counts import LOSS_COUNTS
 from fedcore.plan import BlobRef, ExampleSpec, Field, PredictPlan, TripPlan
 from fedcore.questions.question import LONGEST_QUESTION
 from fedcore.release import LineageEntry, Release, ReleasedEvaluation, SumBounds, TreeHead
 from fedcore.report import ReportLayout, Segment
+from fedcore.schedule import Loop
 from fedcore.signing import SigningKey
 from fedcore.succession import SucceedingKey, Succession, Successor
 from fedcore.wire.messages import Accepted, Assignment, Enrolled, Offer, Rejected, RetryWindow, SecaggParties, encode

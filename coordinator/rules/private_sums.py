@@ -20,7 +20,6 @@ from coordinator.errors import InvalidTask, demand
 from coordinator.rules.aggregation import Vectors
 from coordinator.rules.task_settings import Secagg, TaskSettings
 from fedcore.algorithms.algorithm import Algorithm, Trip
-from fedcore.bound import CLIP
 from fedcore.codecs import keep_norms
 from fedcore.errors import PrivacyError
 from fedcore.masking import fixed_points, least_square
@@ -30,7 +29,7 @@ from fedcore.privacy.accounting import calibrated, spent
 from fedcore.privacy.mechanisms import check_private as check_sums
 from fedcore.privacy.settings import LedgerEntry, Noise, Privacy
 from fedcore.quantisation import upload_bytes
-from fedcore.release import SumBounds
+from fedcore.release import CLIP, SumBounds
 from fedcore.report import WEIGHT, ReportLayout
 from secagg.errors import HeadroomError
 from secagg.masking import RARE_BITS

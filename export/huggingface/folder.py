@@ -29,8 +29,8 @@ from export.huggingface.modules import LastToken, Padding, Sentences, Text, pool
 from export.huggingface.tasks import TASKS, TOKENS, Task
 from export.huggingface.weights import check_folder, check_given
 from export.model import ModelSpec
-from fedcore.names import offered
 from fedcore.plan import BlobRef, Field, Tokenizer
+from fedcore.validation import offered
 
 TEXT = "text"
 """The field of an example where the folder has a tokenizer. Some tasks have others."""

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from export.errors import UnknownFormat, UnknownModel
 from export.inference.trained import SIZES, OutputsByName, Trained, check_alike
-from fedcore.names import offered
 from fedcore.plan import Field, PredictPlan
+from fedcore.validation import offered
 
 if TYPE_CHECKING:
     from export.inference.int8 import Cost

@@ -18,8 +18,8 @@ from export.models.images import (
     resnet18_gn,
 )
 from export.models.sequences import char_lstm, transformer, word_lstm
-from fedcore.names import offered
 from fedcore.own_code import import_own
+from fedcore.validation import offered
 
 MODELS: dict[str, Callable[..., ModelSpec]] = {
     "least_squares": least_squares,

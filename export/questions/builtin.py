@@ -36,9 +36,9 @@ from export.questions.asked import Asked
 from export.questions.draft import VOTERS, Draft, RowNumbers, Terms, among, without_rows_clause
 from export.questions.measured import Bins, Fields, Measured, field_of, smallest
 from fedcore.errors import QuestionError
-from fedcore.names import offered
 from fedcore.plan import Field
 from fedcore.questions.question import MOST_CELLS, Call, Column, Group, Key, Number, Shown, Value
+from fedcore.validation import offered
 
 LARGEST_SIZE = 2**16
 """Rows of a device, from which on sizes are in one bin, unless it is said."""

@@ -23,9 +23,9 @@ from fedcore.algorithms import create, settings_of
 from fedcore.algorithms.algorithm import Algorithm
 from fedcore.algorithms.heavy_hitters import CELL, HeavyHitters
 from fedcore.errors import InvalidSetting, QuestionError
-from fedcore.names import offered
 from fedcore.plan import Field
 from fedcore.questions.prefix_tree import UNKNOWN, PrefixTree
+from fedcore.validation import offered
 
 HEAVY_HITTERS = "heavy-hitters"
 OPTIONS = "candidates", "step_bits"

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from fedcore.errors import QuestionError
-from fedcore.names import offered
 from fedcore.plan import Dtype, Field
+from fedcore.validation import offered
 
 Fields = Mapping[str, Tensor]
 LARGEST_STEP = 1 << 18

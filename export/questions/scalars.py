@@ -12,8 +12,8 @@ from export.questions.operators import OPERATORS
 from export.questions.source import Source
 from export.questions.terms import CONSTANT, FIELD, Term
 from fedcore.errors import QueryError, QuestionError
-from fedcore.names import offered
 from fedcore.plan import Field
+from fedcore.validation import offered
 
 Made = TypeVar("Made")
 

@@ -15,9 +15,9 @@ from sqlglot import exp
 
 from export.questions.parsing import TABLE
 from export.questions.source import Source
-from fedcore.names import offered
 from fedcore.plan import Field
 from fedcore.questions.question import Literals
+from fedcore.validation import offered
 
 DEVICES, FILTER, CLIP_PER_DEVICE = "COUNT(DISTINCT DEVICE)", "FILTER", "CLIP_PER_DEVICE"
 CONSTANT, FIELD = "constant", "field"

@@ -41,7 +41,7 @@ from fedcore.algorithms.question import Ask
 from fedcore.algorithms.scaffold import Scaffold
 from fedcore.algorithms.settings import parse
 from fedcore.errors import AlgorithmError, InvalidAlgorithm, InvalidSetting, UnknownAlgorithm
-from fedcore.names import offered
+from fedcore.validation import offered
 
 __all__ = ["ALGORITHMS", "create", "module_of", "name_of", "setting_meant", "settings_of"]
 

@@ -42,8 +42,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeAlias, TypeGuard, cast
 
 from fedcore.errors import InvalidSetting
-from fedcore.loop import Loop
 from fedcore.ranges import Range
+from fedcore.schedule import Loop
 
 if TYPE_CHECKING:
     from fedcore.report import Weighting  # loads NumPy, which names and settings do not need

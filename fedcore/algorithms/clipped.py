@@ -43,8 +43,8 @@ from fedcore.algorithms.algorithm import (
 )
 from fedcore.algorithms.clamping import clamped
 from fedcore.algorithms.settings import fraction, nonnegative, positive
-from fedcore.bound import CLIP
 from fedcore.errors import InvalidSetting
+from fedcore.release import CLIP
 
 if TYPE_CHECKING:
     from fedcore.report import Weighting

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, ClassVar
 from fedcore.algorithms.algorithm import Broadcast, Carry, Gradient, State, Trip, Vector
 from fedcore.algorithms.settings import choice, count, positive
 from fedcore.algorithms.two_trips import begin_state, gather_gradient, reduced_gradient, train
-from fedcore.loop import Loop
+from fedcore.schedule import Loop
 
 if TYPE_CHECKING:
     from fedcore.report import Weighting  # loads NumPy, which names and settings do not need

@@ -35,9 +35,9 @@ from fedcore.algorithms.constants import constants
 from fedcore.algorithms.settings import count, text
 from fedcore.errors import InvalidSetting
 from fedcore.figures import Ranged, counts, means
-from fedcore.loop import Loop
-from fedcore.names import offered
 from fedcore.ranges import MOST_BITS, Range
+from fedcore.schedule import Loop
+from fedcore.validation import offered
 
 if TYPE_CHECKING:
     from fedcore.report import Weighting

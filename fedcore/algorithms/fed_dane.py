@@ -24,7 +24,7 @@ from fedcore.algorithms.algorithm import Broadcast, Carry, Gradient, State, Trip
 from fedcore.algorithms.full_gradient import full_gradient, received_gradient
 from fedcore.algorithms.settings import choice, count, nonnegative, positive
 from fedcore.algorithms.two_trips import begin_state, gather_gradient, train
-from fedcore.loop import Loop
+from fedcore.schedule import Loop
 
 if TYPE_CHECKING:
     from fedcore.report import Weighting  # loads NumPy, which names and settings do not need

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from fedcore.algorithms.algorithm import Broadcast, Carry, Gradient, Pass, Report, ServerStep, State, Vector
 from fedcore.algorithms.settings import choice, count, nonnegative, positive
-from fedcore.loop import Loop
+from fedcore.schedule import Loop
 
 if TYPE_CHECKING:
     from fedcore.report import Weighting  # loads NumPy, which names and settings do not need

@@ -21,7 +21,7 @@ from fedcore.algorithms.algorithm import Broadcast, Carry, Gradient, Pass, Vecto
 from fedcore.algorithms.local_training import LocalTraining
 from fedcore.algorithms.partly_local import PartlyLocal
 from fedcore.algorithms.settings import choice, count
-from fedcore.loop import Loop
+from fedcore.schedule import Loop
 
 if TYPE_CHECKING:
     from fedcore.report import Weighting  # loads NumPy, which names and settings do not need

@@ -7,7 +7,7 @@ short.
 from __future__ import annotations
 
 from fedcore.algorithms.algorithm import Broadcast, Carry, Gradient, Pass, Vector
-from fedcore.loop import Loop
+from fedcore.schedule import Loop
 
 
 def full_gradient(batch_size: int) -> Pass:

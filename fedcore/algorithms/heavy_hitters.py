@@ -38,9 +38,9 @@ from fedcore.algorithms.clamping import indicator
 from fedcore.algorithms.question import QUESTION
 from fedcore.algorithms.settings import count, nonnegative, text, whole
 from fedcore.errors import InvalidSetting
-from fedcore.loop import Loop
 from fedcore.questions.prefix_tree import ANSWERED, DEAD, DEVICES, OUT_OF, PREFIXES, UNKNOWN, WORDS, PrefixTree
 from fedcore.ranges import Range
+from fedcore.schedule import Loop
 
 if TYPE_CHECKING:
     from fedcore.report import Weighting

@@ -31,7 +31,7 @@ from fedcore.algorithms.algorithm import Broadcast, Carry, Gradient, Report, Ser
 from fedcore.algorithms.base_optimizer import BaseOptimizer, OptimizerName
 from fedcore.algorithms.settings import choice, count, fraction, positive
 from fedcore.algorithms.two_trips import begin_state, gather_gradient, reduced_gradient, train
-from fedcore.loop import Loop
+from fedcore.schedule import Loop
 
 if TYPE_CHECKING:
     from fedcore.report import Weighting  # loads NumPy, which names and settings do not need

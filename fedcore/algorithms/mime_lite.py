@@ -28,7 +28,7 @@ from fedcore.algorithms.algorithm import Broadcast, Carry, Gradient, Pass, Repor
 from fedcore.algorithms.base_optimizer import BaseOptimizer
 from fedcore.algorithms.full_gradient import full_gradient, mean_gradient
 from fedcore.algorithms.settings import choice, count, fraction, positive
-from fedcore.loop import Loop
+from fedcore.schedule import Loop
 
 if TYPE_CHECKING:
     from fedcore.report import Weighting  # loads NumPy, which names and settings do not need

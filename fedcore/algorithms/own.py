@@ -12,8 +12,8 @@ from collections.abc import Container
 from typing import Any
 
 from fedcore.errors import InvalidAlgorithm, UnknownAlgorithm, UntrustedAlgorithm
-from fedcore.names import offered
 from fedcore.own_code import import_own, own_name
+from fedcore.validation import offered
 
 _ALWAYS = ("name", "family", "weighting", "init")
 _OF_A_TRIP = ("passes", "broadcast", "report", "update")

@@ -34,9 +34,9 @@ from fedcore.algorithms.clipped import Clipped
 from fedcore.algorithms.constants import constants
 from fedcore.algorithms.settings import count, text
 from fedcore.errors import QuestionError
-from fedcore.loop import Loop
 from fedcore.questions.question import WORD, Block, Question, words_of
 from fedcore.ranges import MOST_BITS, Range
+from fedcore.schedule import Loop
 
 if TYPE_CHECKING:
     from fedcore.report import Weighting

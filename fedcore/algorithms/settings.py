@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from fedcore.errors import InvalidSetting
-from fedcore.names import offered
+from fedcore.validation import offered
 
 MOST = 1 << 20
 

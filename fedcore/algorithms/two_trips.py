@@ -25,7 +25,7 @@ from fedcore.algorithms.algorithm import (
     Vector,
 )
 from fedcore.algorithms.full_gradient import full_gradient, mean_gradient
-from fedcore.loop import Loop
+from fedcore.schedule import Loop
 
 LocalStep = Callable[[Carry, Broadcast, Gradient], Carry]
 

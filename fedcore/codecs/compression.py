@@ -17,10 +17,10 @@ from fedcore.codecs.low_rank import LowRank
 from fedcore.codecs.rotation import Rotation
 from fedcore.codecs.subsample import Subsample
 from fedcore.errors import CompressionError
-from fedcore.names import offered
 from fedcore.params import ParamSchema
 from fedcore.plan import Plan
 from fedcore.report import ReportLayout
+from fedcore.validation import offered
 
 LEAST_SIZE = 64
 """Segments with fewer values, such as the counts and norms of some algorithms, travel unchanged."""

@@ -14,6 +14,7 @@ from fedcore.errors import QuestionError
 from fedcore.params import Float32
 from fedcore.questions.functions import FUNCTIONS
 from fedcore.questions.question import WORD, Call, Cell, Group, Literals, Number, Question, Shown, Value, words_of
+from fedcore.visible import table_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -62,8 +63,6 @@ class Answer(NamedTuple):
         return [tuple(map(_shown, row, beside)) for row, beside in zip(self.rows, errors, strict=True)]
 
     def _repr_html_(self) -> str:
-        from fedcore.notebook import table_of  # devices show no tables
-
         return table_of(self.columns, self.shown())
 
 

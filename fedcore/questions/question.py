@@ -26,8 +26,8 @@ from msgspec.structs import force_setattr
 
 from fedcore.decoding import UNDECODABLE, decoder
 from fedcore.errors import QuestionError
-from fedcore.names import offered
 from fedcore.questions.functions import FUNCTIONS
+from fedcore.validation import offered
 
 WORD = 4096
 """The base of the words of large whole numbers: 4,096 low words add up exactly in float32."""

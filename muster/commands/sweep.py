@@ -78,7 +78,7 @@ def sweep(
 
 def _edges(asked: str | None, runs: Sequence[SweepRun]) -> list[str]:
     """The options on the edges of the heat map: the two that were asked for, or the first two; fewer are no map."""
-    from fedcore.names import offered
+    from fedcore.validation import offered
     from simulator.runs.sweeping import SEED
 
     varied = [name for name in runs[0].varied if len({str(run.varied[name]) for run in runs}) > 1]
@@ -150,7 +150,7 @@ def plot(
 
       muster plot runs/fedavg runs/fedadam --x seconds --out curves.png
     """
-    from fedcore.names import offered
+    from fedcore.validation import offered
     from muster.pictures.curves import FORMATS, Axes, draw_repeated
     from simulator.errors import RunError
     from simulator.runs.reading import AXES, grouped, read_run

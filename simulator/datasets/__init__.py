@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from export.errors import reason
-from fedcore.names import offered
+from fedcore.validation import offered
 from simulator.configuration import HELD_OUT
 from simulator.datasets.bundled import digits, mnist_10k, omniglot, shakespeare, shakespeare_marks, wisdm
 from simulator.datasets.leaf import leaf_femnist, leaf_shakespeare, svmlight

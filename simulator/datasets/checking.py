@@ -12,8 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedcore.errors import QuestionError
-from fedcore.names import offered
 from fedcore.plan import Field
+from fedcore.validation import offered
 from simulator.datasets import DATASETS, load, load_examples
 from simulator.datasets.sources import SOURCES
 from simulator.errors import DatasetError

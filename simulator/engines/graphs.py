@@ -19,7 +19,6 @@ from device_runtime.runner import Local, PassRunner, aligned
 from export.build import build_plan
 from export.model import Model
 from fedcore.algorithms.algorithm import Algorithm
-from fedcore.bound import CLIP
 from fedcore.checkpoint import decode_frozen
 from fedcore.decoding import decoder
 from fedcore.params import Float32, Frozen
@@ -37,6 +36,7 @@ from fedcore.plan import (
     prefixed,
     steps_graph,
 )
+from fedcore.release import CLIP
 from fedcore.report import all_finite, clip_to
 from simulator.engines.sums import Client, RoundSums
 from simulator.errors import EngineError

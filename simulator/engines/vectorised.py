@@ -27,11 +27,11 @@ from fedcore.algorithms.algorithm import (
     with_carries,
 )
 from fedcore.batching import noise, sweeps
-from fedcore.bound import CLIP
-from fedcore.loop import Loop
 from fedcore.params import Float32
 from fedcore.plan import EXAMPLE, MASK, METRICS, NEXT, NOISE, REPORT, prefixed, unprefixed
+from fedcore.release import CLIP
 from fedcore.report import weight_of
+from fedcore.schedule import Loop
 from simulator.client_states import ClientStates
 from simulator.engines.examples import Examples
 from simulator.engines.memory import single_precision

@@ -20,7 +20,7 @@ from device_runtime.outcome import Outcome, Phase
 from device_runtime.permission.policy import Policy
 from device_runtime.protocol.connection import address_of
 from device_runtime.state.folder import KeyFile, Sealer, device_key
-from fedcore.names import offered
+from fedcore.validation import offered
 from fedcore.wire.messages import RetryWindow
 from fedcore.wire.signatures import PublicKey, device_id
 from simulator.errors import FleetError, ProfileError

@@ -23,7 +23,7 @@ from device_runtime.conditions import Requirements
 from device_runtime.errors import ConfigError
 from fedcore.decoding import converter
 from fedcore.errors import why
-from fedcore.names import offered
+from fedcore.validation import offered
 from secagg.encoding import DEVICE_MESSAGES
 from simulator.errors import ProfileError
 from simulator.fleet.faults import EmulatedConditions, EmulatedDevice, PlannedDeath, PlannedFailure

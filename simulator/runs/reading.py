@@ -17,7 +17,7 @@ import safetensors.numpy
 
 from fedcore.decoding import UNDECODABLE, decoder
 from fedcore.errors import why
-from fedcore.names import offered
+from fedcore.validation import offered
 from simulator.configuration import SimulationConfig, to_config
 from simulator.course import LOSS, Point
 from simulator.engines.computing import EngineName

@@ -11,10 +11,10 @@ from coordinator.errors import InvalidTask, UnknownRound
 from coordinator.rules.evaluated import check_rollback
 from coordinator.rules.states import TaskState
 from fedcore import algorithms
-from fedcore.loop import Loop
 from fedcore.params import VectorSpec
 from fedcore.plan import BlobRef, PassPlan, TripPlan
 from fedcore.report import ReportLayout, Segment
+from fedcore.schedule import Loop
 from tests.coordinator.bundles import START, make_bundle, make_plan
 from tests.coordinator.conftest import states
 

@@ -6,10 +6,10 @@ from msgspec.structs import replace
 from onnx import TensorProto, helper
 
 from fedcore.batching import StreamKey, batches
-from fedcore.loop import Loop
 from fedcore.params import ParamSchema, TensorSpec, VectorSpec
 from fedcore.plan import BlobRef, ExampleSpec, Field, PassPlan, Plan, PredictPlan
 from fedcore.report import ReportLayout, Segment
+from fedcore.schedule import Loop
 
 D = 3
 LEARNING_RATE = 0.1

@@ -17,9 +17,9 @@ from device_runtime.sandbox.process import Sandbox
 from device_runtime.trainer import InProcess, Job, Limits
 from fedcore import checkpoint
 from fedcore.errors import SchemaError
-from fedcore.loop import Loop
 from fedcore.params import FrozenVector
 from fedcore.plan import BlobRef, FrozenVectors
+from fedcore.schedule import Loop
 from tests.device_runtime import linear
 from tests.device_runtime.test_sandbox import WIDE
 

@@ -13,9 +13,9 @@ from device_runtime.session import run_session
 from device_runtime.state.database import open_database
 from device_runtime.state.records import DAY_S, Spending, Spent
 from device_runtime.trainer import Limits
-from fedcore.loop import Loop
 from fedcore.params import VectorSpec
 from fedcore.plan import MOST_PLAN_BYTES, BlobRef
+from fedcore.schedule import Loop
 from fedcore.signing import SigningKey
 from fedcore.wire.messages import Assignment
 from tests.device_runtime import linear

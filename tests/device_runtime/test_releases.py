@@ -21,11 +21,11 @@ from device_runtime.trainer import InProcess, Limits
 from device_runtime.work import Worker
 from fedcore import checkpoint
 from fedcore.batching import StreamKey, noise
-from fedcore.loop import Loop
 from fedcore.params import ParamSchema, TensorSpec, VectorSpec
 from fedcore.plan import BlobRef, ExampleSpec, Field, PassPlan, Plan
 from fedcore.release import LineageEntry, LogProof, Release, ReleasedEvaluation, SumBounds, TreeHead
 from fedcore.report import ReportLayout, Segment
+from fedcore.schedule import Loop
 from fedcore.signing import SigningKey
 from fedcore.wire.messages import Assignment
 from secagg.graph import Tree

@@ -10,10 +10,10 @@ from device_runtime.runner import execute
 from device_runtime.work import decode_unweighted, encode_report
 from fedcore import checkpoint
 from fedcore.batching import batches, noise
-from fedcore.loop import Loop
 from fedcore.loss_counts import LEVELS, LOSS_COUNTS, count_losses, levels
 from fedcore.plan import BlobRef
 from fedcore.report import ReportLayout, Segment
+from fedcore.schedule import Loop
 from fedcore.wire.messages import Assignment
 from tests.device_runtime import linear
 

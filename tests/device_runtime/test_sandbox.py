@@ -28,7 +28,7 @@ from device_runtime.session import run_session
 from device_runtime.state.folder import KeyFile, Sealer
 from device_runtime.state.journal import read_journal
 from device_runtime.trainer import Job, Limits
-from fedcore.loop import Loop
+from fedcore.schedule import Loop
 from fedcore.wire.messages import Abort
 from tests.device_runtime import linear
 from tests.device_runtime.coordinator import report_of

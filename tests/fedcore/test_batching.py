@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from fedcore.batching import StreamKey, batches, noise, permutation
 from fedcore.errors import PlanError
-from fedcore.loop import Loop
+from fedcore.schedule import Loop
 
 FOLDER = Path(__file__).parents[1] / "vectors"
 VECTORS, NOISE = (json.loads((FOLDER / name).read_text()) for name in ("order.json", "noise.json"))

@@ -16,7 +16,7 @@ from fedcore.algorithms.fed_avg import FedAvg
 from fedcore.algorithms.scaffold import Scaffold
 from fedcore.algorithms.settings import positive
 from fedcore.errors import InvalidAlgorithm, InvalidSetting, UnknownAlgorithm, UntrustedAlgorithm
-from fedcore.loop import Loop
+from fedcore.schedule import Loop
 
 FEDMINE = '''
 from dataclasses import dataclass

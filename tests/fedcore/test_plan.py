@@ -2,10 +2,10 @@ import msgspec
 import pytest
 
 from fedcore.errors import DigestMismatch, PlanError
-from fedcore.loop import Loop
 from fedcore.params import ParamSchema, TensorSpec, VectorSpec
 from fedcore.plan import BlobRef, ExampleSpec, Field, PassPlan, Plan, PredictPlan, TripPlan
 from fedcore.report import ReportLayout, Segment
+from fedcore.schedule import Loop
 
 GRAPHS = {name: BlobRef.of(name.encode()) for name in ("train.begin", "train.step", "report")}
 
