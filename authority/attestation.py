@@ -30,8 +30,15 @@ from cryptography.x509.verification import Criticality, ExtensionPolicy, PolicyB
 from authority.errors import BadAndroidFile, BadAppleFile, BadSecret, NotAttested
 from fedcore.decoding import converter
 from fedcore.wire import messages
-from fedcore.wire.attestation import attestation_challenge, shared_secret_proof
-from fedcore.wire.messages import MOST_CERTIFICATES, AndroidKey, AppAttest, SharedSecret, Unattested
+from fedcore.wire.messages import (
+    MOST_CERTIFICATES,
+    AndroidKey,
+    AppAttest,
+    SharedSecret,
+    Unattested,
+    attestation_challenge,
+    shared_secret_proof,
+)
 
 UNREADABLE = (
     ValueError,

@@ -11,11 +11,10 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from fedcore.batching import StreamKey
+from fedcore.batching import StreamKey, stream
 from fedcore.errors import ReportError
 from fedcore.params import FLOAT_BYTES, Float32
 from fedcore.report import ReportLayout, Segment
-from fedcore.streams import stream
 
 BLOCK = 1024
 _RANGE_BYTES = 2 * FLOAT_BYTES

@@ -24,8 +24,7 @@ from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from fedcore import codecs
-from fedcore.codecs.codec import RoundKey
-from fedcore.codecs.count_sketch import CountSketch
+from fedcore.codecs.codec import CountSketch, RoundKey
 from fedcore.errors import ReportError
 from fedcore.params import Float32, Size, VectorSpec
 from fedcore.ranges import Range

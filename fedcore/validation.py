@@ -1,13 +1,16 @@
-"""Settings that describe themselves: the annotation of a field is its check, its option, its form and its document."""
+"""Settings that describe themselves: the annotation of a field is its check; unknown names; a user's own code."""
 
 from __future__ import annotations
 
 import difflib
+import importlib
 import math
+import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, dataclass, is_dataclass
 from dataclasses import fields as dataclass_fields
 from pathlib import Path
+from types import ModuleType
 from typing import Annotated, Any, Literal, TypeAlias, TypeVar, get_args, get_origin, get_type_hints
 
 import msgspec
@@ -287,3 +290,28 @@ def offered(name: object, choices: Iterable[str]) -> str:
     holding = [candidate for candidate in names if len(typed) > 1 and typed in candidate]
     close = difflib.get_close_matches(typed, names, 1, 0.8) or holding or difflib.get_close_matches(typed, names, 1)
     return f"{f'did you mean {close[0]}? ' if close else ''}there are {', '.join(names)}"
+
+
+def own_name(name: str) -> str:
+    """`package.module:object` of what may be `package/module.py:object`, a file in the working folder; others as is."""
+    source, colon, thing = name.partition(":")
+    path = Path(source).resolve()
+    if path.suffix != ".py" or not path.is_relative_to(Path.cwd()):
+        return name
+    return ".".join(path.relative_to(Path.cwd()).with_suffix("").parts) + colon + thing
+
+
+def import_own(module: str) -> ModuleType:
+    """The module of that name. Raises ImportError for a file elsewhere, and whatever the module's code raises."""
+    module = own_name(module)
+    if module.endswith(".py"):
+        raise ImportError(f"{module} is not in the working folder; go to {Path(module).resolve().parent} for it")
+    if str(Path.cwd()) not in sys.path:
+        sys.path.append(str(Path.cwd()))
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{module}.".startswith(f"{error.name}."):
+            raise  # the module is there, and imports one that is not
+        words = f"no module named {module!r}; the working folder has no {module.replace('.', '/')}.py"
+        raise ModuleNotFoundError(words, name=error.name) from error

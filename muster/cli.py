@@ -7,7 +7,7 @@ import sys
 import traceback
 from typing import Any, NoReturn
 
-from fedcore.termination import exit_on_sigterm
+from fedcore.private_files import exit_on_sigterm
 from muster.plain import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_TERMINATED, EXIT_USAGE, remark
 
 OURS = {"authority", "coordinator", "device_runtime", "export", "fedcore", "ingress", "muster", "secagg", "simulator"}

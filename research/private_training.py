@@ -13,8 +13,7 @@ from typing import Any
 
 from coordinator.rules.task_settings import Secagg
 from fedcore.masking import least_square
-from fedcore.privacy.accounting import calibrated
-from fedcore.privacy.planning import Deployment, ways
+from fedcore.privacy.accounting import Deployment, calibrated, ways
 from fedcore.privacy.settings import Noise
 from research.papers import KAIROUZ
 from research.study import Findings, PerSeed, Plot, Row, Study, Table

@@ -22,9 +22,7 @@ from statistics import NormalDist
 import numpy as np
 from numpy.typing import NDArray
 
-from fedcore.privacy.accounting import spent
-from fedcore.privacy.matrices import matrix
-from fedcore.privacy.planning import Deployment, MechanismPlan
+from fedcore.privacy.accounting import Deployment, MechanismPlan, matrix, spent
 from fedcore.privacy.settings import Noise
 from simulator import datasets
 from simulator.configuration import HELD_OUT, SimulationConfig

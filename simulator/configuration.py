@@ -12,10 +12,9 @@ import msgspec
 from coordinator.rules.task_settings import Secagg
 from fedcore.algorithms.algorithm import Algorithm
 from fedcore.algorithms.local_training import LocalTraining
-from fedcore.own_code import own_name
 from fedcore.privacy.settings import BANDS, DELTA, Mechanism, WholeFromOne
 from fedcore.schedule import ServerSchedule
-from fedcore.validation import Count, NotNegative, build, check, checked, setting
+from fedcore.validation import Count, NotNegative, build, check, checked, own_name, setting
 from simulator.baselines import LOSSES, Baseline, LinearBaseline
 from simulator.engines import Wanted
 from simulator.errors import EngineError

@@ -16,13 +16,12 @@ from coordinator.rules.private_sums import check_device_noise, most_in_group, pa
 from coordinator.rules.release import check_masked_rounding
 from coordinator.rules.task_settings import PrivacyBudget, Secagg, TaskSettings
 from fedcore.algorithms.algorithm import Algorithm
-from fedcore.batching import StreamKey
+from fedcore.batching import StreamKey, stream
 from fedcore.masking import greatest_weight, join_weight
 from fedcore.params import Float32
 from fedcore.privacy.settings import Privacy
 from fedcore.release import SumBounds
 from fedcore.report import ReportLayout
-from fedcore.streams import stream
 from secagg.packing import Total, decode, encode
 from simulator.errors import EngineError
 from simulator.private_training import Cohorts

@@ -17,10 +17,9 @@ from fedcore.bundle import Bundle
 from fedcore.checkpoint import decode
 from fedcore.codecs.compression import Compression
 from fedcore.errors import SchemaError, UntrustedAlgorithm, why
-from fedcore.own_code import own_name
 from fedcore.params import Float32, ParamSchema
 from fedcore.plan import ExampleSpec, prefixed
-from fedcore.validation import build_one
+from fedcore.validation import build_one, own_name
 from simulator.configuration import SimulationConfig
 from simulator.engines.choice import Choice
 from simulator.engines.computing import Computing

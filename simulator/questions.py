@@ -18,8 +18,7 @@ from fedcore.algorithms import name_of, settings_of
 from fedcore.bundle import AlgorithmRef
 from fedcore.errors import QuestionError
 from fedcore.plan import BlobRef, Field
-from fedcore.questions.answer import Answer
-from fedcore.questions.reading import answer_of
+from fedcore.questions.answer import Answer, answer_of
 from simulator.configuration import PrivateTraining
 from simulator.engine import Engine
 from simulator.errors import DatasetError, Diverged

@@ -17,11 +17,7 @@ from device_runtime.runner import execute
 from fedcore import checkpoint, masking
 from fedcore.batching import StreamKey, noise, permutation
 from fedcore.codecs import encode as encode_values
-from fedcore.codecs.codec import RoundKey
-from fedcore.codecs.count_sketch import CountSketch
-from fedcore.codecs.low_rank import LowRank
-from fedcore.codecs.rotation import Rotation
-from fedcore.codecs.subsample import Subsample
+from fedcore.codecs.codec import CountSketch, LowRank, Rotation, RoundKey, Subsample
 from fedcore.errors import BrokenSuccession, ReportError
 from fedcore.hold_out import HoldOut
 from fedcore.loss_counts import LOSS_COUNTS

@@ -5,7 +5,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from fedcore import masking
-from fedcore.codecs.rotation import Rotation
+from fedcore.codecs.codec import Rotation
 from fedcore.ranges import Range
 from fedcore.report import ReportLayout, Segment
 from secagg.packing import PackedSegment

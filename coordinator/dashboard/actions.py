@@ -28,7 +28,7 @@ from coordinator.dashboard.rendering import (
 )
 from coordinator.errors import BadToken, ForgedForm, RoleLacking, UnknownRound
 from coordinator.rules.entities import Role, Token
-from fedcore.questions.reading import as_csv
+from fedcore.questions.answer import as_csv
 
 _FORM_BYTES = 4096
 Act: TypeAlias = Callable[[str, str], object]

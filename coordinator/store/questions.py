@@ -17,8 +17,7 @@ from fedcore import checkpoint
 from fedcore.bundle import AlgorithmRef
 from fedcore.errors import QuestionError
 from fedcore.params import ParamSchema
-from fedcore.questions.answer import Answer
-from fedcore.questions.reading import answer_of
+from fedcore.questions.answer import Answer, answer_of
 
 if TYPE_CHECKING:
     from coordinator.store.tasks import CoordinatorStore

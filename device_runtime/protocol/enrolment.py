@@ -21,7 +21,6 @@ from device_runtime.state.database import StateDatabase, read_json
 from fedcore.decoding import decoder
 from fedcore.errors import BrokenSuccession
 from fedcore.succession import Succession
-from fedcore.wire.attestation import attestation_challenge, shared_secret_proof
 from fedcore.wire.messages import (
     Attestation,
     AttestationEvidence,
@@ -33,6 +32,8 @@ from fedcore.wire.messages import (
     SecaggParties,
     SharedSecret,
     Unattested,
+    attestation_challenge,
+    shared_secret_proof,
 )
 from fedcore.wire.signatures import PublicKey, Signer, device_id
 from secagg.errors import SecaggError

@@ -1,4 +1,4 @@
-"""A folder of a pretrained model as a ModelSpec: frozen, with adapters of low rank, and a trained head if it has one.
+"""A folder of a pretrained model as a ModelSpec: frozen, with its task and what is trained.
 
 The folder is what `save_pretrained` of `transformers` writes: `config.json` and safetensors, in one file or in shards.
 Its own Python code, if any, is not run.
@@ -12,25 +12,133 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import torch
 from msgspec import UNSET
-from torch import nn
+from torch import Tensor, nn
 
 from export.capture import quiet
 from export.errors import InvalidModel, reason
 from export.few_bits import ADAPTED_FORMS, BITS, EXACT, FORMS, DenseInFewBits, in_few_bits, lora
-from export.huggingface import tokenizer
-from export.huggingface.gated import with_gated_layers
-from export.huggingface.masks import check_masks
-from export.huggingface.modules import LastToken, Padding, Sentences, Text, pooling_of
-from export.huggingface.tasks import TASKS, TOKENS, Task
+from export.huggingface import weights
+from export.huggingface.modules import (
+    DeferredLogits,
+    LastToken,
+    Padding,
+    Sentences,
+    Text,
+    check_masks,
+    pooling_of,
+    with_gated_layers,
+)
 from export.huggingface.weights import check_folder, check_given
-from export.model import ModelSpec
-from fedcore.plan import BlobRef, Field, Tokenizer
+from export.model import ModelSpec, PerExample, accuracy, cross_entropy
+from export.several_labels import cross_entropy_of_labels, f1_of_labels, labels_right, mean_where, of_tokens
+from fedcore.plan import IGNORED, BlobRef, Field, Tokenizer
 from fedcore.validation import offered
+
+TOKENS, LABEL, ANCHOR, POSITIVE = "tokens", "label", "anchor", "positive"
+"""Fields of an example: tokens that the app makes; classes; and two texts that belong together."""
+SCALE = 20.0
+"""Of cosines, so that their softmax is sharp enough, as sentence-transformers has it."""
+NEARLY, FAR = 1e-5, 1e4
+"""How much further away a cosine must be, to be another; and what no score comes near."""
+
+
+class Terms(NamedTuple):
+    """The parts of a ModelSpec that depend on the task."""
+
+    inputs: tuple[Field, ...]
+    label: Field
+    loss: PerExample
+    metrics: Mapping[str, PerExample]
+    compares: bool = False
+    predicts: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """A task: its class in `transformers` and its name in `peft`; whether a head is trained as a whole.
+
+    terms: of a text's field, the number of classes and what fills the text.
+    """
+
+    kind: str
+    peft: str
+    has_head: bool
+    terms: Callable[[Field, int, Padding], Terms]
+
+
+def _classes(text: Field, classes: int, padding: Padding) -> Terms:
+    return Terms((text,), Field(LABEL, "int64", (), classes), cross_entropy, {"accuracy": accuracy})
+
+
+def _several_labels(text: Field, classes: int, padding: Padding) -> Terms:
+    label = Field(LABEL, "int64", (classes,), 2, ignored=IGNORED)
+    figures = {"accuracy": labels_right, "f1": f1_of_labels}
+    return Terms((text,), label, cross_entropy_of_labels, figures)
+
+
+def _classes_of_tokens(text: Field, classes: int, padding: Padding) -> Terms:
+    """Labels belong to tokens, so the app makes these."""
+    label = Field(LABEL, "int64", text.shape, classes, ignored=IGNORED)
+    loss, right = of_tokens(IGNORED)
+    return Terms((msgspec.structs.replace(text, name=TOKENS, tokenizer=UNSET),), label, loss, {"accuracy": right})
+
+
+def _next_tokens(text: Field, classes: int, padding: Padding) -> Terms:
+    """The label is the text, of which every token but the first is to be told from those before it."""
+
+    def against(logits: Tensor | DeferredLogits, tokens: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Of every place (B, T): whether a token follows, its cross-entropy, and whether it is the likeliest."""
+        follows = torch.cat((padding.real_of(tokens)[:, 1:], torch.zeros_like(tokens[:, :1])), 1)
+        following = torch.cat((tokens[:, 1:], tokens[:, :1]), 1) * follows
+        if isinstance(logits, DeferredLogits):
+            return follows, *logits.against(following)
+        each = nn.functional.cross_entropy(logits.flatten(0, 1), following.flatten(), reduction="none")
+        return follows, each.reshape(tokens.shape), logits.argmax(-1) == following
+
+    def loss(logits: Tensor | DeferredLogits, tokens: Tensor) -> Tensor:
+        follows, entropy, _ = against(logits, tokens)
+        return mean_where(follows, entropy)
+
+    def right(logits: Tensor | DeferredLogits, tokens: Tensor) -> Tensor:
+        follows, _, likeliest = against(logits, tokens)
+        return mean_where(follows, likeliest)
+
+    return Terms((text,), text, loss, {"accuracy": right})
+
+
+def _pairs(text: Field, classes: int, padding: Padding) -> Terms:
+    """Each text's partner among those of the batch (Henderson et al. 2017, arXiv:1705.00652, equation 5)."""
+    first, second = (msgspec.structs.replace(text, name=name) for name in (ANCHOR, POSITIVE))
+
+    def scores(vectors: tuple[Tensor, Tensor], mask: Tensor) -> tuple[Tensor, Tensor]:
+        """Cosines (B,) of partners, and (B, B) of all texts with all partners, very low for those of padding."""
+        anchor, positive = vectors
+        return (anchor * positive).sum(1), anchor @ positive.T + (mask - 1) * FAR
+
+    def loss(vectors: tuple[Tensor, Tensor], _: Tensor, mask: Tensor) -> Tensor:
+        own, every = scores(vectors, mask)
+        return (SCALE * every).logsumexp(1) - SCALE * own
+
+    def found(vectors: tuple[Tensor, Tensor], _: Tensor, mask: Tensor) -> Tensor:
+        own, every = scores(vectors, mask)
+        return (every.amax(1) <= own + NEARLY).to(own.dtype)
+
+    return Terms((first, second), second, loss, {"accuracy": found}, compares=True, predicts=1)
+
+
+TASKS: dict[str, Task] = {
+    "classification": Task("AutoModelForSequenceClassification", "SEQ_CLS", True, _classes),
+    "multi-label": Task("AutoModelForSequenceClassification", "SEQ_CLS", True, _several_labels),
+    "token-classification": Task("AutoModelForTokenClassification", "TOKEN_CLS", True, _classes_of_tokens),
+    "causal-lm": Task("AutoModelForCausalLM", "CAUSAL_LM", False, _next_tokens),
+    "embedding": Task("AutoModel", "FEATURE_EXTRACTION", False, _pairs),
+}
+
 
 TEXT = "text"
 """The field of an example where the folder has a tokenizer. Some tasks have others."""
@@ -114,11 +222,11 @@ def spec_of(pretrained: Pretrained) -> ModelSpec:
     config = _config(pretrained)
     vocabulary = int(config.vocab_size)
     _check_length(pretrained, getattr(config, "max_position_embeddings", None))
-    found = tokenizer.read(Path(pretrained.folder), vocabulary, pretrained.tokens)
+    found = weights.read(Path(pretrained.folder), vocabulary, pretrained.tokens)
     by_apps = found is None or (
-        pretrained.task == "token-classification" and tokenizer.is_special(found.data, config.pad_token_id)
+        pretrained.task == "token-classification" and weights.is_special(found.data, config.pad_token_id)
     )
-    by_apps = by_apps and not tokenizer.is_unknown(Path(pretrained.folder), found, config.pad_token_id)
+    by_apps = by_apps and not weights.is_unknown(Path(pretrained.folder), found, config.pad_token_id)
     padding = padding_of(config, by_apps)
     text, tokenizers = Field(TOKENS, "int32", (pretrained.tokens,), vocabulary + 1), tuple[bytes, ...]()
     if found is not None:

@@ -1,4 +1,4 @@
-"""Pretrained models of tokens as modules: of a text's logits, and of its vector. Padding counts for nothing in them."""
+"""Pretrained models of tokens as modules: logits, losses of next tokens, gated layers, and checks of masks."""
 
 from __future__ import annotations
 
@@ -12,7 +12,62 @@ import torch
 from torch import Tensor, nn
 
 from export.errors import InvalidModel, reason
-from export.huggingface.token_loss import DeferredLogits
+from export.few_bits import made, panels, part_of, product, rows_at
+
+
+class DeferredLogits:
+    """What logits are made of, in their place. states: (B, T, H)."""
+
+    def __init__(self, states: Tensor, codes: Tensor, scales: Tensor, bits: int) -> None:
+        self._states, self._weight = states, (codes, scales, bits)
+        self._found: tuple[Tensor, Tensor] | None = None
+
+    def against(self, following: Tensor) -> tuple[Tensor, Tensor]:
+        """Cross-entropy and whether the largest logit is right, (B, T) each, of tokens (B, T). They are made once."""
+        if self._found is None:
+            flat = self._states.flatten(0, 1)
+            entropy, right, *_ = _TokenLoss.apply(flat, following.flatten(), *self._weight)  # type: ignore[no-untyped-call]
+            self._found = entropy.reshape(following.shape), right.reshape(following.shape)
+        return self._found
+
+
+class _TokenLoss(torch.autograd.Function):
+    """Cross-entropy (N,) of states (N, H) and a weight in few bits against tokens (N,)."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(states_NH: Tensor, tokens_N: Tensor, codes: Tensor, scales: Tensor, bits: int) -> tuple[Tensor, ...]:
+        """Cross-entropy (N,), whether the largest logit is right (N,), and the gradient of the first (N, H)."""
+        largest = states_NH[:, 0] * 0 - torch.inf
+        total, truth, pull_NH = states_NH[:, 0] * 0, states_NH[:, 0] * 0, states_NH * 0
+        after = states_NH
+        for panel in panels(codes.shape[0], states_NH.shape[-1]):
+            rows = made(codes, scales, bits, panel, after)
+            part_NP = product(states_NH, rows)
+            next_largest = torch.maximum(largest, part_NP.amax(1))
+            shrink, weights_NP = (largest - next_largest).exp(), (part_NP - next_largest[:, None]).exp()
+            total = total * shrink + weights_NP.sum(1)
+            pull_NH = pull_NH * shrink[:, None] + part_of(weights_NP, rows)
+            largest = next_largest
+            place = (tokens_N - panel.first).clamp(0, part_NP.shape[1] - 1)
+            found = part_NP.gather(1, place[:, None]).squeeze(1)
+            truth = torch.where(tokens_N - panel.first == place, found, truth)
+            after = pull_NH[:, 0] + total + truth  # all that needs this panel
+        gradient_NH = pull_NH / total[:, None] - rows_at(codes, scales, bits, tokens_N)
+        return largest + total.log() - truth, (truth >= largest).to(torch.float32), gradient_NH
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+        """Keep the gradient."""
+        ctx.save_for_backward(output[2])
+        ctx.mark_non_differentiable(*output[1:])
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        """The gradient with respect to states, (N, H)."""
+        (gradient_NH,) = ctx.saved_tensors
+        return gradients[0][:, None] * gradient_NH, None, None, None, None
 
 
 class Padding(NamedTuple):
@@ -155,3 +210,109 @@ def _as_traced() -> Iterator[None]:
         yield
     finally:
         masks.is_tracing = was
+
+
+SAME_LAYER = 1e-5
+LARGE = 1e4
+"""A factor at which a layer shows whether it holds values within bounds, as DeepSeek V4's does."""
+
+
+class _GatedProduct(torch.autograd.Function):
+    """silu(gate) · up."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(gate: Tensor, up: Tensor) -> Tensor:
+        """Of the shape of both."""
+        return gate * gate.sigmoid() * up
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        """Keep both."""
+        ctx.save_for_backward(*inputs)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor]:
+        """The gradients with respect to both."""
+        gate, up = ctx.saved_tensors
+        # But for a zero that it cannot foresee, a runtime would keep the sigmoid of the forward pass for this one.
+        gate = gate + (gradient > torch.inf).to(torch.float32)
+        sigmoid = gate.sigmoid()
+        silu = gate * sigmoid
+        return gradient * up * (sigmoid + silu * (1 - sigmoid)), gradient * silu
+
+
+class Gated(nn.Module):
+    """A gated layer of `transformers`, with the same parts under the same names."""
+
+    def __init__(self, layer: Any) -> None:
+        super().__init__()
+        self.gate_proj, self.up_proj, self.down_proj = layer.gate_proj, layer.up_proj, layer.down_proj
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Of the shape of x."""
+        out: Tensor = self.down_proj(_GatedProduct.apply(self.gate_proj(x), self.up_proj(x)))  # type: ignore[no-untyped-call]
+        return out
+
+
+def with_gated_layers(model: nn.Module) -> None:
+    """Put such layers in place of those that a model has, where they compute the same."""
+    for path, layer in list(model.named_modules()):
+        if not all(hasattr(layer, name) for name in ("gate_proj", "up_proj", "down_proj", "act_fn")):
+            continue
+        gated, small = Gated(layer), torch.linspace(-3, 3, layer.gate_proj.in_features)[None]
+        with torch.no_grad():
+            is_same = all(
+                _close(layer.act_fn(x), nn.functional.silu(x)) and _close(layer(x), gated(x))
+                for x in (small, LARGE * small)
+            )
+        if is_same:
+            parent, _, name = path.rpartition(".")
+            setattr(model.get_submodule(parent), name, gated)
+
+
+def _close(a: Tensor, b: Tensor) -> bool:
+    """Whether two differ by rounding alone: as a share of the largest value, since sums near zero have any error."""
+    return bool((a - b).abs().amax() <= SAME_LAYER * a.abs().amax())
+
+
+SAME_LOGITS = 1e-4
+
+
+def check_masks(folder: str, text: Text, tokens: int, is_next: bool) -> None:
+    """Raise InvalidModel where padding changes what a model makes of a text, tokens change what precedes them, or the
+    model its own weights.
+
+    tokens: of a text. is_next: whether the model tells each token from those before it, which it must not see.
+    """
+    kind, padding = type(text.model).__name__, text.padding
+    versions = {name: weight._version for name, weight in text.model.named_parameters()}
+    with torch.device("cpu"), torch.no_grad():
+        ids = (7 * torch.arange(tokens)[None] + 3) % (padding.ids[0] - 1)
+        ids += (ids >= padding.stands).long()  # no text but the first of these has the token that stands for padding
+        half = tokens // 2
+        ending, other = ids.clone(), ids.clone()
+        ending[:, half - 1], other[:, half:] = padding.stands, padding.stands
+        for each, length in ((ending, half), (ids, half), (ids, 2)):
+            padded = each.clone()
+            padded[:, length:] = padding.ids[0]
+            if not _alike(text(padded), text(each[:, :length])):
+                raise InvalidModel(
+                    f"{folder}: padding changes what {kind} makes of a text, so short ones cannot be filled"
+                )
+        if is_next and not _alike(text(ids), text(other), half):
+            raise InvalidModel(
+                f"{folder}: {kind} looks at tokens that follow, so it has seen what it is to tell; causal-lm needs a "
+                "decoder"
+            )
+    for name, weight in text.model.named_parameters():
+        if weight._version != versions[name]:
+            raise InvalidModel(f"{folder}: {kind} changes its weight {name} when it runs, so it is not the folder's")
+
+
+def _alike(a: Tensor, b: Tensor, places: int | None = None) -> bool:
+    """Whether outputs are the same but for rounding, of tokens at those places that both have, or at the first ones."""
+    if a.ndim == 3:
+        a, b = (one[:, : places or min(a.shape[1], b.shape[1])] for one in (a, b))
+    return not (a - b).abs().amax() > SAME_LOGITS * a.abs().amax()  # weights that are no numbers are found elsewhere

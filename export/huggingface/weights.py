@@ -1,13 +1,15 @@
-"""The weights that a folder's files give a model: all but those of a head, or the folder is refused by name."""
+"""The files of a folder: the weights that they give a model, and the tokenizer of its texts."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from export.errors import InvalidModel
+from device_runtime.errors import PlanRefused
+from device_runtime.tokenizer_file import check, check_added
+from export.errors import InvalidModel, reason
 
 POOLER = "pooler"
 """A layer between some models and a classifier's head. It may be drawn, as the head may."""
@@ -95,3 +97,158 @@ def _hint(absent: str, prefix: str, unused: Iterable[str]) -> str:
 
 def _some(names: Sequence[str]) -> str:
     return names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} other tensors"
+
+
+FILE = "tokenizer.json"
+TRIAL = (
+    "The quick brown fox, isn't it? I've 12,345 reasons!",
+    "Быстрая лиса, ёлка и Йод; Ώρα ΣΊΣΥΦΟΣ",
+    "בְּרֵאשִׁית مُحَمَّد ١٢٣ क्षि สุนัข",
+    "快速的棕色狐狸。茶色の狐 カタカナ ﾊﾝｶｸ が 한국어",
+    "👩‍👩‍👧‍👦 🇩🇪 👍🏽 🥹 ❤️ ☃",
+    "ﬁ Å e\u0301 ½ ① ℌ İ ı ß ẞ ǅ ſ",
+    "tab\tnew\nline\r\n nbsp\u00a0 zwsp\u200b soft\u00ad bell\x07 x\u2028y\u0085z   ",
+    "DON'T we'll $5.00 a+b=c `q` <t> 𝔘𝔫𝔦 𠀀 　ＡＢＣ",
+    "\u32ff\u1c90\ua7c4\u0897\u08e2\u166d\U00011937\U00010d50\U00011de1\U00016ea0\ua7dc\ua7f2",
+)
+"""Texts of many scripts; the last has characters that are newer than some tables of Unicode, or change in them."""
+AWAY = "move the file away, and the app makes the tokens"
+SAMPLES, A_SAMPLE, ADDED = 8, 8, 16
+CONFIGS = "special_tokens_map.json", "tokenizer_config.json"
+"""Files that say which token stands for what a vocabulary lacks, where there is no vocabulary."""
+
+
+class Found(NamedTuple):
+    """The bytes of a file, and texts with their tokens."""
+
+    data: bytes
+    trial: tuple[tuple[str, tuple[int, ...]], ...]
+
+
+def read(folder: Path, vocabulary: int, tokens: int) -> Found | None:
+    """A folder's tokenizer as the library writes it, or None where there is none.
+
+    Raises InvalidModel for one that devices do not know, that gives tokens from `vocabulary` on, that leaves no room
+    for a text in `tokens`, or that is not the one which `transformers` makes of the whole folder.
+    """
+    path = folder / FILE
+    if not path.is_file():
+        return None
+    from tokenizers import Tokenizer  # comes with transformers, which read the folder
+
+    try:
+        tokenizer = Tokenizer.from_str(path.read_bytes().decode())
+    except Exception as error:  # the library raises Exception itself
+        raise InvalidModel(f"{path} is no tokenizer: {reason(error)}") from error
+    highest = max(tokenizer.get_vocab(with_added_tokens=True).values())
+    if highest >= vocabulary:
+        raise InvalidModel(f"{path} gives token {highest}, and the model knows {vocabulary}; it is another model's")
+    added = tokenizer.num_special_tokens_to_add(False)
+    if added >= tokens:
+        raise InvalidModel(f"{path} adds {added} tokens to every text; {tokens} leave no room, so ask for more tokens")
+    added_texts = _added_texts(tokenizer)
+    texts = (*TRIAL, *_own_texts(tokenizer), *added_texts[:ADDED])
+    data = as_devices_know(tokenizer)
+    try:
+        check(data)
+        check_added(tokenizer)
+    except PlanRefused as error:
+        raise InvalidModel(f"{path}: {error}; {AWAY}") from error
+    _check_whole(folder, tokenizer, (*texts, *added_texts[ADDED:]), vocabulary)
+    return Found(data, tuple((text, tuple(tokenizer.encode(text).ids)) for text in texts))
+
+
+def _check_whole(folder: Path, tokenizer: Any, texts: Iterable[str], vocabulary: int) -> None:
+    """Raise InvalidModel where `transformers` gives a folder's model other tokens, by its tokenizer_config.json, say.
+
+    Tokens from `vocabulary` on, which it adds to a file without them, are nothing that a model could read.
+    """
+    from transformers import AutoTokenizer
+
+    try:
+        whole: Any = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        other = whole.backend_tokenizer
+        tried = [(text, whole(text)) for text in (*texts, *_own_texts(other), *_added_texts(other))]
+    except Exception as error:  # whatever the library raises for what it finds
+        raise InvalidModel(f"{folder / FILE} is no tokenizer for transformers: {reason(error)}; {AWAY}") from error
+    if whole.truncation_side == "left":
+        raise InvalidModel(f"{folder}: its truncation_side is left, and devices cut a text at its end; set it to right")
+    kind = type(whole).__name__
+    for text, found in tried:
+        ids = found["input_ids"]
+        if ids != tokenizer.encode(text).ids and max(ids, default=0) < vocabulary:
+            raise _another(folder, f"gives other tokens for {text!r}", kind)
+        if any(found.get("token_type_ids", ())):
+            raise InvalidModel(f"{folder / FILE} gives tokens types other than 0, which devices do not; {AWAY}")
+    # What shows in few texts, such as words that no merges make, is compared as it is written.
+    if _model(tokenizer) != _model(other):
+        raise _another(folder, "has another model", kind)
+    normalized = _normalized(other) if tokenizer.normalizer is not None else {}
+    for content, value in _normalized(tokenizer).items():
+        if normalized.get(content, value) != value:
+            raise _another(folder, f"looks for {content!r} in other forms of a text", kind)
+
+
+def is_unknown(folder: Path, found: Found | None, token: int | None) -> bool:
+    """Whether a token stands for what the vocabulary lacks, by a folder's tokenizer, or by what is noted beside it."""
+    if found is not None:
+        model = json.loads(found.data)["model"]
+        return bool(model["vocab"].get(model["unk_token"]) == token)
+    noted: dict[str, Any] = {}
+    try:
+        for path in (folder / name for name in CONFIGS):
+            noted |= json.loads(path.read_bytes()) if path.is_file() else {}
+        unknown, padding = (_content(noted.get(f"{name}_token")) for name in ("unk", "pad"))
+        own = _content(noted.get("added_tokens_decoder", {}).get(str(token)))
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
+        raise InvalidModel(f"{path} is not as transformers writes it: {reason(error)}") from error
+    return unknown is not None and unknown in (padding, own)
+
+
+def _content(token: Any) -> Any:
+    """The letters of a special token, which is noted as these or with its members."""
+    return token["content"] if isinstance(token, dict) else token
+
+
+def _another(folder: Path, what: str, kind: str) -> InvalidModel:
+    return InvalidModel(
+        f"{folder / FILE} {what} than {kind}, by which transformers reads this folder; write the one you mean by its "
+        f"save_pretrained, or {AWAY}"
+    )
+
+
+def _model(tokenizer: Any) -> dict[str, Any]:
+    """The model of a tokenizer, without members that say nothing."""
+    return {name: value for name, value in json.loads(tokenizer.to_str())["model"].items() if value}
+
+
+def _normalized(tokenizer: Any) -> dict[str, bool]:
+    """Whether each added token is looked for in a text's normal form."""
+    return {token.content: token.normalized for token in tokenizer.get_added_tokens_decoder().values()}
+
+
+def is_special(data: bytes, token: int | None) -> bool:
+    """Whether a token is one that no text has, such as [PAD], unless it is written out."""
+    return any(one["id"] == token and one["special"] for one in json.loads(data)["added_tokens"])
+
+
+def as_devices_know(tokenizer: Any) -> bytes:
+    """The file of a tokenizer of the library, which loses what devices have no use for."""
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    tokenizer.decoder = None
+    return bytes(tokenizer.to_str().encode())
+
+
+def _own_texts(tokenizer: Any) -> Iterator[str]:
+    """Texts with words of the vocabulary."""
+    ids = sorted(tokenizer.get_vocab(with_added_tokens=False).values())
+    chosen = ids[:: max(1, len(ids) // (SAMPLES * A_SAMPLE))]
+    for start in range(0, SAMPLES * A_SAMPLE, A_SAMPLE):
+        yield tokenizer.decode(chosen[start : start + A_SAMPLE], skip_special_tokens=False)
+
+
+def _added_texts(tokenizer: Any) -> list[str]:
+    """A text with each token that was added to the vocabulary."""
+    contents = (token.content for token in tokenizer.get_added_tokens_decoder().values())
+    return [f"a  {content}  b{content}" for content in contents]

@@ -18,8 +18,7 @@ from export.models.images import (
     resnet18_gn,
 )
 from export.models.sequences import char_lstm, transformer, word_lstm
-from fedcore.own_code import import_own
-from fedcore.validation import offered
+from fedcore.validation import import_own, offered
 
 MODELS: dict[str, Callable[..., ModelSpec]] = {
     "least_squares": least_squares,

@@ -1,15 +1,52 @@
-"""A question with what the graph computes of every row: what the exporter makes a plan of."""
+"""A question with what the graph computes of every row, and the model that computes it."""
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor, nn
 
 from export.model import ModelSpec
-from export.question import Rows, question_model
 from fedcore.algorithms import create
 from fedcore.algorithms.algorithm import Algorithm
+from fedcore.algorithms.question import cells_of
 from fedcore.plan import Field
 from fedcore.questions.question import Question
+
+Rows = Callable[[Mapping[str, Tensor]], Tensor]
+"""(fields (B, …) by name) -> (B, R): the numbers of every row, in the order of the question's rows."""
+
+
+class _Answer(nn.Module):
+    """The answer, and the columns of a row as they are."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.high, self.low = (nn.Parameter(torch.zeros(size)) for _ in range(2))
+
+    def forward(self, *columns: Tensor) -> tuple[Tensor, ...]:
+        """The columns."""
+        return columns
+
+
+def question_model(question: Question, fields: Sequence[Field], rows: Rows) -> ModelSpec:
+    """The model of a question that reads these fields, of which there is one at least."""
+    *inputs, label = fields
+
+    def numbers(columns: Any, last: Tensor) -> Tensor:
+        names = [field.name for field in fields]
+        return rows(dict(zip(names, (*columns, last), strict=True)))
+
+    return ModelSpec(
+        name="question",
+        make=lambda: _Answer(1 + sum(question.block_sizes.values())),
+        inputs=tuple(inputs),
+        label=label,
+        loss=lambda columns, last: torch.zeros(last.shape[:1]),
+        metrics={cells_of(question): numbers},
+    )
 
 
 class Asks(Protocol):

@@ -33,8 +33,19 @@ import torch
 from torch import Tensor
 
 from export.questions.asked import Asked
-from export.questions.draft import VOTERS, Draft, RowNumbers, Terms, among, without_rows_clause
-from export.questions.measured import Bins, Fields, Measured, field_of, smallest
+from export.questions.draft import (
+    VOTERS,
+    Bins,
+    Draft,
+    Fields,
+    Measured,
+    RowNumbers,
+    Terms,
+    among,
+    field_of,
+    smallest,
+    without_rows_clause,
+)
 from fedcore.errors import QuestionError
 from fedcore.plan import Field
 from fedcore.questions.question import MOST_CELLS, Call, Column, Group, Key, Number, Shown, Value

@@ -9,7 +9,7 @@
 
 Under noise a mean is of x less the middle of its range too, as the norm is smaller; and a sum of no rows is noise, not
 NULL, as nobody can tell. Without noise an aggregate is NULL where fewer than minimum_devices contribute to a piece of
-it (`export.questions.contributors`), as a group of so few is hidden.
+it (`export.questions.scalars`), as a group of so few is hidden.
 """
 
 from __future__ import annotations
@@ -22,12 +22,10 @@ import torch
 from torch import Tensor
 
 from export.questions.arithmetic import edges_of
-from export.questions.contributors import Contributors
 from export.questions.draft import among
 from export.questions.expressions import Expression, Kind, as_real, derived, literal
-from export.questions.operators import OPERATORS
-from export.questions.scalars import Scalars
-from export.questions.source import Source
+from export.questions.parsing import Source
+from export.questions.scalars import OPERATORS, Contributors, Scalars
 from export.questions.sums import FARTHEST, NARROWEST, Bins, Sums, parted
 from export.questions.terms import CLIP_PER_DEVICE, CONSTANT, DEVICES, FIELD, FILTER, MOST_EXACT, Term
 from fedcore.errors import QueryError, QuestionError

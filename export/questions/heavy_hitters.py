@@ -17,8 +17,7 @@ from msgspec.structs import replace
 from torch import Tensor, nn
 
 from export.model import ModelSpec
-from export.questions.draft import without_rows_clause
-from export.questions.measured import field_of
+from export.questions.draft import field_of, without_rows_clause
 from fedcore.algorithms import create, settings_of
 from fedcore.algorithms.algorithm import Algorithm
 from fedcore.algorithms.heavy_hitters import CELL, HeavyHitters

@@ -1,19 +1,73 @@
-"""Terms as expressions of a row: fields are looked up, and every error gets its place in the query."""
+"""Terms as expressions of a row: functions, fields, and the rows that add something to an aggregate."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import TypeVar
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TypeAlias, TypeVar
 
-from export.questions.conditions import truth
+from export.questions.arithmetic import (
+    COMPARISONS,
+    Operator,
+    absolute,
+    arithmetic,
+    bucket,
+    case,
+    clip,
+    coalesce,
+    comparison,
+    connective,
+    corners,
+    divide,
+    extreme,
+    is_null,
+    negation,
+    negative,
+    product,
+    real,
+    remainder,
+    rounded,
+    truncated,
+    truth,
+)
+from export.questions.draft import smallest
 from export.questions.expressions import Expression, field_of, literal
-from export.questions.measured import smallest
-from export.questions.operators import OPERATORS
-from export.questions.source import Source
+from export.questions.parsing import Source
 from export.questions.terms import CONSTANT, FIELD, Term
 from fedcore.errors import QueryError, QuestionError
 from fedcore.plan import Field
 from fedcore.validation import offered
+
+
+def _sum_of_bounds(left: Expression, right: Expression) -> tuple[float, float]:
+    return left.low + right.low, left.high + right.high
+
+
+OPERATORS: Mapping[str, Operator] = {
+    "+": arithmetic("+", _sum_of_bounds),
+    "-": arithmetic("-", lambda left, right: (left.low - right.high, left.high - right.low)),
+    "*": arithmetic("*", functools.partial(corners, product)),
+    "/": divide,
+    "%": remainder,
+    **{name: comparison(name) for name in COMPARISONS},
+    "abs": absolute,
+    "and": connective("and"),
+    "bucket": bucket,
+    "case": case,
+    "clip": clip,
+    "coalesce": coalesce,
+    "integer": truncated,
+    "is_null": is_null,
+    "max": extreme("max"),
+    "min": extreme("min"),
+    "negative": negative,
+    "not": negation,
+    "or": connective("or"),
+    "real": real,
+    "round": rounded,
+}
+"""By their names there, and two that only rows have: bucket and clip."""
+
 
 Made = TypeVar("Made")
 
@@ -77,3 +131,90 @@ class Scalars:
         if name.casefold() == "device":
             return "DEVICE is no field; it can be counted: COUNT(DISTINCT DEVICE)"
         return f"no field is called {name!r}; {offered(name, [item.name for item in self._fields])}"
+
+
+Piece: TypeAlias = Expression | None
+"""The rows that contribute to a piece, as a condition; None is all."""
+_WHOLES = frozenset({*COMPARISONS, "and", "or", "not", "is_null", CONSTANT, FIELD})
+"""Terms that are one piece."""
+_CHOICES = frozenset({"bucket", "case", "clip", "coalesce", "max", "min"})
+"""Functions that give one of their arguments, or, outside of two bounds, a constant."""
+_FACTORS = frozenset({"*", "/", "%", "abs", "integer", "negative", "real", "round"})
+"""Functions that are 0 or NULL where an argument is: who contributes to one contributes to its arguments."""
+
+
+class Contributors:
+    """The contributors to the numbers of one query. Numbers that were found before have the same pieces again."""
+
+    def __init__(self, scalars: Scalars) -> None:
+        self._scalars = scalars
+        self._found: dict[tuple[Term, Piece], tuple[Piece, ...]] = {}
+
+    def to(self, term: Term, condition: Piece) -> tuple[Piece, ...]:
+        """The pieces of a number, of the rows for which a condition is true."""
+        if (term, condition) not in self._found:
+            self._found[term, condition] = tuple(self._pieces(term, condition))
+        return self._found[term, condition]
+
+    def _pieces(self, term: Term, condition: Piece) -> Iterator[Piece]:
+        number = self._of(term)
+        if condition is not None and condition.constant and not condition.value:
+            return
+        if number.constant:
+            yield from (condition,) if number.value else ()
+        elif term.function in _CHOICES:
+            for taken, value in self._choices(term):
+                yield from self.to(value, _and(condition, *taken))
+        else:
+            yield _and(condition, truth(number)) if _may_add_nothing(number) else condition
+            yield from self._within(term, condition)
+
+    def _within(self, term: Term, condition: Piece) -> Iterator[Piece]:
+        """The pieces of what a function is of."""
+        varying = [] if term.function in _WHOLES else [one for one in term.arguments if not self._of(one).constant]
+        for argument in varying:
+            others = [truth(self._of(one)) for one in varying if one is not argument]
+            inner = _and(condition, *others) if term.function in _FACTORS else condition
+            counted = term.function in _FACTORS and argument.function not in _CHOICES
+            yield from self._within(argument, inner) if counted else self.to(argument, inner)
+
+    def _choices(self, term: Term) -> Iterator[tuple[list[Expression], Term]]:
+        """What a choice may give, each with the conditions under which it does."""
+        if term.function in {"bucket", "clip"}:
+            value, low, high = term.arguments[:3]
+            yield [self._compared(">=", value, low), self._compared("<=", value, high)], value
+            return
+        if term.function in {"max", "min"}:
+            reaches = ">=" if term.function == "max" else "<="
+            for value in (one for one in term.arguments if not self._of(one).constant):
+                yield [self._compared(reaches, value, other) for other in term.arguments if other != value], value
+            return
+        before: list[Expression] = []
+        if term.function == "coalesce":
+            for value in term.arguments:
+                yield before, value
+                before = [*before, OPERATORS["is_null"](self._of(value))]
+            return
+        *pairs, otherwise = term.arguments
+        for condition, value in zip(pairs[::2], pairs[1::2], strict=True):
+            met = truth(self._of(condition))
+            yield [*before, met], value
+            before = [*before, OPERATORS["case"](met, literal(0), literal(1))]
+        yield before, otherwise
+
+    def _compared(self, comparison: str, left: Term, right: Term) -> Expression:
+        return OPERATORS[comparison](self._of(left), self._of(right))
+
+    def _of(self, term: Term) -> Expression:
+        return self._scalars.of(term, "another aggregate")
+
+
+def _and(*conditions: Piece) -> Piece:
+    """Where all conditions are true."""
+    given = [one for one in conditions if one is not None]
+    return OPERATORS["and"](*given) if given else None
+
+
+def _may_add_nothing(number: Expression) -> bool:
+    """Whether a number may be NULL or 0."""
+    return number.nullable or number.low <= 0 <= number.high

@@ -13,11 +13,9 @@ from sqlglot import exp
 
 from export.questions.asked import Asked
 from export.questions.columns import Columns
-from export.questions.expressions import Expression
-from export.questions.groups import GroupKey, Groups, group_key
-from export.questions.parsing import Clauses, parse
+from export.questions.expressions import Expression, GroupKey, Groups, group_key
+from export.questions.parsing import DIALECT, Clauses, parse
 from export.questions.scalars import Scalars
-from export.questions.source import DIALECT
 from export.questions.sums import Bounds, Sums
 from export.questions.terms import CONSTANT, DEVICES, OFFERED, Reader, Term
 from fedcore.errors import QuestionError

@@ -1,4 +1,4 @@
-"""The numbers of a row and the blocks of a question, as its aggregates need them; what two need alike is there once.
+"""The numbers of a row and the blocks of a question, and their sensitivity, the L2 norm of one device.
 
 A whole sum whose range has 20 bits at most is one number; a wider one, and one of unknown range, is two words, lest
 float32 round it. Numbers of which two words do not hold the sum are added up in parts of a few bits each. Under noise
@@ -16,13 +16,31 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
-from export.questions.conditions import holds, is_null
-from export.questions.expressions import Batch, Expression, derived, literal
-from export.questions.groups import Groups
-from export.questions.norms import norm_of_ones, norm_of_sums
-from export.questions.operators import OPERATORS
+from export.questions.arithmetic import holds, is_null
+from export.questions.expressions import Batch, Expression, Groups, derived, literal
+from export.questions.scalars import OPERATORS
 from fedcore.errors import QuestionError
 from fedcore.questions.question import WORD, Block, Call, Cell, Number, Rows, Value
+
+
+def norm_of_sums(groups: int, most_rows: int | None, largest: float, held: float = math.inf) -> float:
+    """The most that one device's sums, one for each of G groups, may have as their L2 norm; infinite without bounds.
+
+    largest: the most that a row adds, r. held: what each sum is held to, B.
+    """
+    rows = math.inf if most_rows is None else most_rows
+    together = 0.0 if largest == 0 else rows * largest
+    each = min(held, together)
+    bounds = [together]
+    if math.isfinite(each):
+        bounds += [math.sqrt(min(groups, rows)) * each, math.sqrt(each * together)]
+    return min(bounds)
+
+
+def norm_of_ones(cells: int, most_rows: int | None) -> float:
+    """The most that one device's ones among so many cells may have as their L2 norm."""
+    return math.sqrt(cells if most_rows is None else min(cells, most_rows))
+
 
 MOST_SINGLE = 2**20
 """The most values of a whole sum that is one number: secure rounds carry 20 bits in steps of 1."""

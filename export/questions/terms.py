@@ -13,8 +13,7 @@ from typing import Any
 
 from sqlglot import exp
 
-from export.questions.parsing import TABLE
-from export.questions.source import Source
+from export.questions.parsing import TABLE, Source
 from fedcore.plan import Field
 from fedcore.questions.question import Literals
 from fedcore.validation import offered

@@ -26,8 +26,16 @@ from fedcore.algorithms.algorithm import (
     ranges_of,
     trips_of,
 )
-from fedcore.algorithms.probe import NotAnOperator, Probe
-from fedcore.algorithms.rehearsal import Bowl, carried, contribute, for_any_model, received, rehearse
+from fedcore.algorithms.rehearsal import (
+    Bowl,
+    NotAnOperator,
+    Probe,
+    carried,
+    contribute,
+    for_any_model,
+    received,
+    rehearse,
+)
 from fedcore.errors import InvalidAlgorithm
 from fedcore.ranges import Range
 from fedcore.report import WEIGHT, Weighting

@@ -1,4 +1,4 @@
-"""Clipping: an algorithm whose reports are no longer than a bound, which is fixed or follows a quantile of their norms.
+"""Clipping: an algorithm whose reports are no longer than a bound, with constants and clamping in graphs.
 
 Andrew, Thakkar, McMahan, Ramaswamy, "Differentially private learning with adaptive clipping", NeurIPS 2021, and for the
 fixed bound McMahan, Ramage, Talwar, Zhang, "Learning differentially private recurrent language models", ICLR 2018. With
@@ -22,7 +22,7 @@ may be too small.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import e
 from typing import TYPE_CHECKING, ClassVar
@@ -41,13 +41,31 @@ from fedcore.algorithms.algorithm import (
     keeps_client_state,
     trips_of,
 )
-from fedcore.algorithms.clamping import clamped
 from fedcore.algorithms.settings import fraction, nonnegative, positive
 from fedcore.errors import InvalidSetting
 from fedcore.release import CLIP
 
 if TYPE_CHECKING:
     from fedcore.report import Weighting
+
+
+def indicator(comparison: Vector, like: Vector) -> Vector:
+    """1 where a comparison is true, else 0, in the type of `like`."""
+    return (0.0 * like + 1.0) * comparison
+
+
+def clamped(values: Vector) -> Vector:
+    """Values clamped to 0 … 1."""
+    return values * (values > 0) * (values < 1) + indicator(values >= 1, values)
+
+
+def constants(params_D: Vector, values: Sequence[float]) -> Vector:
+    """A vector (n,) with the values, of the kind and type of `params_D`. For `init` alone: graphs never make one."""
+    made = (0.0 * params_D[:1]).repeat(len(values))
+    for index, value in enumerate(values):
+        made[index : index + 1] = 0.0 * params_D[:1] + value
+    return made
+
 
 INDICATOR = "clip_indicator"
 """The name of b_i in a report."""

@@ -21,8 +21,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from fedcore.algorithms.algorithm import Broadcast, Carry, Pass, Report, ServerStep, State, Vector
-from fedcore.algorithms.clamping import indicator
-from fedcore.algorithms.constants import constants
+from fedcore.algorithms.clipped import constants, indicator
 from fedcore.algorithms.evaluation import ZERO_OR_ONE, Measuring
 from fedcore.algorithms.settings import count
 from fedcore.figures import counts, means, percentiles

@@ -30,8 +30,7 @@ from fedcore.algorithms.algorithm import (
     State,
     Vector,
 )
-from fedcore.algorithms.clamping import clamped, indicator
-from fedcore.algorithms.constants import constants
+from fedcore.algorithms.clipped import clamped, constants, indicator
 from fedcore.algorithms.settings import count, text
 from fedcore.errors import InvalidSetting
 from fedcore.figures import Ranged, counts, means

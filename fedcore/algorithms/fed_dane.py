@@ -21,9 +21,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from fedcore.algorithms.algorithm import Broadcast, Carry, Gradient, State, Trip, Vector
-from fedcore.algorithms.full_gradient import full_gradient, received_gradient
 from fedcore.algorithms.settings import choice, count, nonnegative, positive
-from fedcore.algorithms.two_trips import begin_state, gather_gradient, train
+from fedcore.algorithms.two_trips import begin_state, full_gradient, gather_gradient, received_gradient, train
 from fedcore.schedule import Loop
 
 if TYPE_CHECKING:

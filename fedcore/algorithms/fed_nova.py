@@ -26,8 +26,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from fedcore.algorithms.algorithm import Broadcast, Carry, Gradient, Report, ServerStep, State, Vector
-from fedcore.algorithms.local_training import LocalSgd
-from fedcore.algorithms.server_sgd import initial_state, server_sgd
+from fedcore.algorithms.local_training import LocalSgd, initial_state, server_sgd
 from fedcore.algorithms.settings import choice, fraction, nonnegative, positive
 
 if TYPE_CHECKING:

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from fedcore.algorithms.algorithm import Broadcast, Carry, Gradient, Pass, Report, ServerStep, State, Vector
-from fedcore.algorithms.server_sgd import initial_state, server_sgd
+from fedcore.algorithms.local_training import initial_state, server_sgd
 from fedcore.algorithms.settings import choice, count, fraction, nonnegative, positive, whole
 from fedcore.schedule import Loop
 

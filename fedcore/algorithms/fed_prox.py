@@ -16,8 +16,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from fedcore.algorithms.algorithm import Broadcast, Gradient, Report, ServerStep, State, Vector
-from fedcore.algorithms.local_training import LocalTraining
-from fedcore.algorithms.server_sgd import initial_state, server_sgd
+from fedcore.algorithms.local_training import LocalTraining, initial_state, server_sgd
 from fedcore.algorithms.settings import choice, fraction, nonnegative
 
 if TYPE_CHECKING:

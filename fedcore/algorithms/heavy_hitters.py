@@ -34,7 +34,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from fedcore.algorithms.algorithm import Broadcast, Carry, Measure, Pass, Report, ServerStep, State, Vector
-from fedcore.algorithms.clamping import indicator
+from fedcore.algorithms.clipped import indicator
 from fedcore.algorithms.question import QUESTION
 from fedcore.algorithms.settings import count, nonnegative, text, whole
 from fedcore.errors import InvalidSetting

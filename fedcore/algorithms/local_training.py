@@ -1,4 +1,4 @@
-"""Local training: the steps of a client optimizer from the received model, and how far they went.
+"""Local training: the steps of a client optimizer from the received model, and the server's step along a mean.
 
 FedAvg, FedProx and the server optimizers differ in what the server does with the mean delta; the device's part is here.
 Those that correct each local gradient, such as SCAFFOLD, have its part without optimizers.
@@ -24,7 +24,20 @@ from fedcore.algorithms.settings import choice, count, fraction, positive
 from fedcore.schedule import Loop
 
 if TYPE_CHECKING:
-    from fedcore.report import Weighting  # loads NumPy, which names and settings do not need
+    from fedcore.report import Weighting
+
+
+def initial_state(params_D: Vector, momentum: float) -> State:
+    """The model, and v = 0 if there is momentum."""
+    return {"params": params_D, "v": 0.0 * params_D} if momentum else {"params": params_D}
+
+
+def server_sgd(state: State, direction_D: Vector, server_lr: float, momentum: float) -> State:
+    """The state after one step along `direction_D`."""
+    if not momentum:
+        return {"params": state["params"] + server_lr * direction_D}
+    v_D = momentum * state["v"] + direction_D
+    return {"params": state["params"] + server_lr * v_D, "v": v_D}
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,8 +26,8 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from fedcore.algorithms.algorithm import Broadcast, Carry, Gradient, Pass, Report, ServerStep, State, Vector
 from fedcore.algorithms.base_optimizer import BaseOptimizer
-from fedcore.algorithms.full_gradient import full_gradient, mean_gradient
 from fedcore.algorithms.settings import choice, count, fraction, positive
+from fedcore.algorithms.two_trips import full_gradient, mean_gradient
 from fedcore.schedule import Loop
 
 if TYPE_CHECKING:

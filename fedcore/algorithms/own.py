@@ -12,8 +12,7 @@ from collections.abc import Container
 from typing import Any
 
 from fedcore.errors import InvalidAlgorithm, UnknownAlgorithm, UntrustedAlgorithm
-from fedcore.own_code import import_own, own_name
-from fedcore.validation import offered
+from fedcore.validation import import_own, offered, own_name
 
 _ALWAYS = ("name", "family", "weighting", "init")
 _OF_A_TRIP = ("passes", "broadcast", "report", "update")

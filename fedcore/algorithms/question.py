@@ -29,9 +29,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Protocol, cast
 
 from fedcore.algorithms.algorithm import Algorithm, Broadcast, Carry, Measure, Pass, Report, ServerStep, State, Vector
-from fedcore.algorithms.clamping import indicator
-from fedcore.algorithms.clipped import Clipped
-from fedcore.algorithms.constants import constants
+from fedcore.algorithms.clipped import Clipped, constants, indicator
 from fedcore.algorithms.settings import count, text
 from fedcore.errors import QuestionError
 from fedcore.questions.question import WORD, Block, Question, words_of

@@ -32,9 +32,9 @@ from fedcore.algorithms.algorithm import (
     State,
     Vector,
 )
-from fedcore.algorithms.full_gradient import full_gradient, mean_gradient
 from fedcore.algorithms.local_training import LocalSgd
 from fedcore.algorithms.settings import choice, positive
+from fedcore.algorithms.two_trips import full_gradient, mean_gradient
 
 if TYPE_CHECKING:
     from fedcore.report import Weighting  # loads NumPy, which names and settings do not need

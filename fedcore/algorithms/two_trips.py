@@ -1,4 +1,4 @@
-"""Two trips: a cohort's full gradient, then local steps that use it. Mime, FedDane, FSVRG and DSVRG share this.
+"""Two trips: a cohort's full gradient, then local steps that use it.
 
     trip 1   on the phone    ∇F_i(x)                                    all local examples
              on the server   c ← mean(∇F_i(x)), kept as `gradient`
@@ -13,19 +13,37 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from fedcore.algorithms.algorithm import (
-    Broadcast,
-    Carry,
-    Exchange,
-    Gradient,
-    Pass,
-    Report,
-    ServerStep,
-    State,
-    Vector,
-)
-from fedcore.algorithms.full_gradient import full_gradient, mean_gradient
+from fedcore.algorithms.algorithm import Broadcast, Carry, Exchange, Gradient, Pass, Report, ServerStep, State, Vector
 from fedcore.schedule import Loop
+
+
+def full_gradient(batch_size: int) -> Pass:
+    """The pass `sweep`: sums the gradients at the received x over all local examples, and counts them."""
+    return Pass("sweep", Loop(batch_size=batch_size, shuffle=False), _begin, _step)
+
+
+def mean_gradient(sweep: Carry) -> Vector:
+    """∇F_i(x), (D,), from the last carry of the sweep."""
+    return sweep["gradient_sum"] / sweep["examples"]
+
+
+def received_gradient(received: Broadcast) -> Vector:
+    """∇F_i(x), (D,), from what a pass after the sweep receives."""
+    return received["sweep.gradient_sum"] / received["sweep.examples"]
+
+
+def _begin(broadcast: Broadcast) -> Carry:
+    zeros_D = 0.0 * broadcast["params"]
+    return {"gradient_sum": zeros_D, "examples": zeros_D[..., :1]}
+
+
+def _step(carry: Carry, broadcast: Broadcast, grad: Gradient) -> Carry:
+    _, gradient_D, examples = grad(broadcast["params"])
+    return {
+        "gradient_sum": carry["gradient_sum"] + examples * gradient_D,
+        "examples": carry["examples"] + examples,
+    }
+
 
 LocalStep = Callable[[Carry, Broadcast, Gradient], Carry]
 

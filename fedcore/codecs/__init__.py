@@ -12,11 +12,7 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from fedcore.codecs.codec import CodecKey, Floating, RoundKey, Values
-from fedcore.codecs.count_sketch import CountSketch
-from fedcore.codecs.low_rank import LowRank
-from fedcore.codecs.rotation import Rotation
-from fedcore.codecs.subsample import Subsample
+from fedcore.codecs.codec import CodecKey, CountSketch, Floating, LowRank, Rotation, RoundKey, Subsample, Values
 
 AnyCodec: TypeAlias = Rotation | Subsample | CountSketch | LowRank
 """A codec as a plan has it: its member `codec` says which."""

@@ -1,4 +1,4 @@
-"""The contract of a codec: a linear map that makes a segment of a report smaller, or easier to quantise.
+"""Codecs: linear maps that make a segment smaller: rotation, subsampling, low-rank factors, count sketch.
 
 Spec: docs/spec/plan.md §5.1. A device encodes its values before they are weighed; the coordinator decodes their sum.
 
@@ -7,13 +7,16 @@ Legend: V values of a segment as the report graph makes them, C values that trav
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TypeAlias, TypeVar
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from fedcore.streams import Words, stream
+from fedcore.batching import Words, stream
+from fedcore.errors import PlanError
+from fedcore.params import Size
 
 Floating = TypeVar("Floating", np.float32, np.float64)
 Values: TypeAlias = NDArray[Floating]
@@ -70,3 +73,237 @@ class Codec(msgspec.Struct, frozen=True, tag_field="codec"):
     def decode(self, coded_C: Values[Floating], size: int, key: CodecKey) -> Values[Floating]:
         """The estimate of a sum of values, float (V,) with V = `size`, from the sum of the coded values."""
         raise NotImplementedError
+
+
+MOST_ROWS = 16
+"""Every row takes memory for each value, on a device and for each report that is decoded."""
+
+
+class CountSketch(Codec, frozen=True, tag="count_sketch"):
+    """`rows` × `columns` counters travel, and a value is estimated by the median of its counters, one in each row.
+
+    The error of each is symmetric about 0, so the median is unbiased, too. More rows make large errors rarer.
+
+    Trap: values that fall on one counter may add up, so the L2 norm of counters may be above that of the values.
+    """
+
+    rows: Size
+    columns: Size
+
+    def coded_size(self, size: int) -> int:
+        """Raises PlanError unless there is a counter, at most as many as values, and MOST_ROWS rows or fewer."""
+        if self.rows > MOST_ROWS:
+            raise PlanError(f"a sketch of {self.rows} rows; there may be {MOST_ROWS}")
+        counters = self.rows * self.columns
+        if not min(1, size) <= counters <= size:
+            raise PlanError(
+                f"a sketch of {self.rows} × {self.columns} counters; a segment of {size} values has at least 1 and at "
+                f"most {size}"
+            )
+        return counters
+
+    def growth(self, size: int) -> float:
+        """The growth of a mean over rows, or of a median, whose variance is up to π/2 times as large."""
+        return np.pi / 2 * super().growth(size)
+
+    def encode(self, values_V: Values[Floating], key: CodecKey) -> Values[Floating]:
+        """The counters, row by row."""
+        counters = [
+            np.bincount(columns_V, signs_V * values_V, self.columns)
+            for columns_V, signs_V in self._hashes(values_V.size, key)
+        ]
+        return np.concatenate(counters).astype(values_V.dtype)
+
+    def decode(self, coded_C: Values[Floating], size: int, key: CodecKey) -> Values[Floating]:
+        """The estimates."""
+        counters = coded_C.reshape(self.rows, self.columns)
+        estimates = [
+            signs_V * row[columns_V]
+            for row, (columns_V, signs_V) in zip(counters, self._hashes(size, key), strict=True)
+        ]
+        return np.asarray(np.median(estimates, axis=0), coded_C.dtype)
+
+    def _hashes(self, size: int, key: CodecKey) -> list[tuple[NDArray[np.intp], NDArray[np.int8]]]:
+        """The column and the sign of every value, (size,) both, for each row."""
+        words = key.words(self.rows * size).reshape(self.rows, size)
+        signs = 1 - 2 * (words & np.uint64(1)).astype(np.int8)
+        columns = ((words >> np.uint64(1)) % np.uint64(max(self.columns, 1))).astype(np.intp)
+        return list(zip(columns, signs, strict=True))
+
+
+class LowRank(Codec, frozen=True, tag="low_rank"):
+    """`rank` numbers travel of each row of a matrix, or of each column where columns are longer than rows.
+
+    matrices: the rows and columns of the matrices that make up the segment, row-major each. One with a side of at most
+    `rank` travels whole; a vector is a matrix of one column.
+
+    The estimate is M Q Qᵀ times n / rank, with an (n, rank) basis Q along the longer side. It is unbiased, as the
+    entries of Q are exchangeable and symmetric. L2 norms never grow on the way to the coordinator.
+    """
+
+    rank: Size
+    matrices: tuple[tuple[Size, Size], ...]
+
+    def coded_size(self, size: int) -> int:
+        """Raises PlanError unless the rank is 1 or more and the matrices have as many values as the segment."""
+        in_matrices = sum(rows * columns for rows, columns in self.matrices)
+        if self.rank < 1 or in_matrices != size:
+            raise PlanError(
+                f"factors of rank {self.rank} of matrices with {in_matrices} values: the rank is 1 or more, and "
+                f"the segment has {size} values"
+            )
+        return sum(self._sent(shape) for shape in self.matrices)
+
+    def growth(self, size: int) -> float:
+        """The growth of the matrix that is compressed most."""
+        return max((max(shape) / self.rank for shape in self.matrices if min(shape) > self.rank), default=1.0)
+
+    def encode(self, values_V: Values[Floating], key: CodecKey) -> Values[Floating]:
+        """The products, matrix by matrix."""
+        parts, begin = [values_V[:0]], 0
+        for (rows, columns), basis in zip(self.matrices, self._bases(key, values_V.dtype), strict=True):
+            part = values_V[begin : begin + rows * columns]
+            begin += part.size
+            if basis is not None:
+                matrix = part.reshape(rows, columns)
+                part = (matrix @ basis if columns >= rows else basis.T @ matrix).ravel()
+            parts.append(part)
+        return np.concatenate(parts)
+
+    def decode(self, coded_C: Values[Floating], size: int, key: CodecKey) -> Values[Floating]:
+        """The estimates, matrix by matrix."""
+        parts, begin = [coded_C[:0]], 0
+        for shape, basis in zip(self.matrices, self._bases(key, coded_C.dtype), strict=True):
+            part = coded_C[begin : begin + self._sent(shape)]
+            begin += part.size
+            if basis is not None:
+                rows, columns = shape
+                matrix = part.reshape(rows, -1) @ basis.T if columns >= rows else basis @ part.reshape(-1, columns)
+                part = matrix.ravel() * coded_C.dtype.type(max(shape) / self.rank)
+            parts.append(part)
+        return np.concatenate(parts)
+
+    def _sent(self, shape: tuple[int, int]) -> int:
+        """The number of values sent for a matrix."""
+        return self.rank * min(shape) if min(shape) > self.rank else shape[0] * shape[1]
+
+    def _bases(self, key: CodecKey, dtype: np.dtype[Floating]) -> Iterator[Values[Floating] | None]:
+        """An orthonormal basis (n, rank) along the longer side of each matrix; None where it travels whole.
+
+        Gram–Schmidt of uniform numbers, with the signs that make the factorisation unique: so both ends have the same
+        basis up to rounding.
+        """
+        sides = [max(shape) if min(shape) > self.rank else 0 for shape in self.matrices]
+        words, begin = key.words(self.rank * sum(sides)), 0
+        for side in sides:
+            count = self.rank * side
+            uniform = words[begin : begin + count].view(np.int64).reshape(side, self.rank) / 2.0**63
+            begin += count
+            basis, triangle = np.linalg.qr(uniform)
+            yield (basis * np.sign(triangle.diagonal())).astype(dtype) if side else None
+
+
+MOST_BLOCK = 1 << 20
+
+
+class Rotation(Codec, frozen=True, tag="rotation"):
+    """An orthogonal map: it keeps the number of values, every inner product and every L2 norm.
+
+    block: B, a power of two. Blocks are rotated in order. There is no padding: the last block ends where the segment
+    ends, so it may overlap the one before.
+    """
+
+    block: Size
+
+    @classmethod
+    def of(cls, size: int) -> Rotation:
+        """The rotation of a segment with as many values as possible in one block, up to 2²⁰."""
+        return cls(1 << min(max(size, 1), MOST_BLOCK).bit_length() - 1)
+
+    def coded_size(self, size: int) -> int:
+        """Raises PlanError unless the block is a power of two and no longer than the segment."""
+        power_of_two = self.block > 0 and self.block & self.block - 1 == 0
+        if not power_of_two or self.block > max(size, 1):
+            raise PlanError(f"a rotation in blocks of {self.block}; {size} values need a power of two up to {size}")
+        return size
+
+    def encode(self, values_V: Values[Floating], key: CodecKey) -> Values[Floating]:
+        """Rotate every block."""
+        rotated_V = values_V.copy()
+        signs = self._signs(values_V.size, key)
+        for begin, signs_B in zip(self._begins(values_V.size), signs, strict=True):
+            block = rotated_V[begin : begin + self.block]
+            block *= signs_B
+            _transform(block)
+        return rotated_V
+
+    def decode(self, coded_C: Values[Floating], size: int, key: CodecKey) -> Values[Floating]:
+        """Rotate back, the last block first."""
+        values_V = coded_C.copy()
+        signs = self._signs(size, key)
+        for begin, signs_B in zip(reversed(self._begins(size)), signs[::-1], strict=True):
+            block = values_V[begin : begin + self.block]
+            _transform(block)
+            block *= signs_B
+        return values_V
+
+    def _begins(self, size: int) -> list[int]:
+        whole = range(0, size - self.block + 1, self.block)
+        return [*whole, size - self.block] if size % self.block else [*whole]
+
+    def _signs(self, size: int, key: CodecKey) -> Values[np.float32]:
+        blocks = -(-size // self.block)
+        return key.signs(blocks * self.block).astype(np.float32).reshape(blocks, self.block)
+
+
+def _transform(block_B: Values[Floating]) -> None:
+    """The Walsh–Hadamard transform of a block in place, divided by √B: its own inverse.
+
+    Sums and differences at distances 1, 2, 4, … B/2, each rounded once: so every language gives the same bits.
+    """
+    half = 1
+    while half < block_B.size:
+        pairs = block_B.reshape(-1, 2, half)
+        left, right = pairs[:, 0], pairs[:, 1]
+        total = left + right
+        np.subtract(left, right, out=right)
+        left[:] = total
+        half *= 2
+    block_B *= block_B.dtype.type(block_B.size**-0.5)
+
+
+class Subsample(Codec, frozen=True, tag="subsample"):
+    """A device sends one value of each of `kept` strata: runs of neighbouring values of equal length, or one longer.
+
+    A value that was sent is multiplied by the size of its stratum, which makes the estimate unbiased. All others are 0:
+    after a rotation no value has a larger error than others. L2 norms never grow on the way to the coordinator.
+    """
+
+    kept: Size
+
+    def coded_size(self, size: int) -> int:
+        """Raises PlanError unless `kept` is between 1 and `size`."""
+        if not min(1, size) <= self.kept <= size:
+            raise PlanError(f"a subsample of {self.kept} values; a segment of {size} has at least 1 and at most {size}")
+        return self.kept
+
+    def encode(self, values_V: Values[Floating], key: CodecKey) -> Values[Floating]:
+        """The values that were drawn."""
+        places, _ = self._drawn(values_V.size, key)
+        return values_V[places]
+
+    def decode(self, coded_C: Values[Floating], size: int, key: CodecKey) -> Values[Floating]:
+        """The drawn values, and zeros elsewhere."""
+        places, widths = self._drawn(size, key)
+        values_V = np.zeros(size, coded_C.dtype)
+        values_V[places] = coded_C * widths.astype(coded_C.dtype)
+        return values_V
+
+    def _drawn(self, size: int, key: CodecKey) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+        """The index that each stratum sends, and the stratum's width: (kept,) both."""
+        strata = np.arange(self.kept)
+        width, longer = divmod(size, max(self.kept, 1))
+        widths = width + (strata < longer)
+        # A remainder of 64 bits is biased by less than width / 2⁶⁴.
+        within = (key.words(self.kept) % widths.astype(np.uint64)).astype(np.intp)
+        return strata * width + np.minimum(strata, longer) + within, widths

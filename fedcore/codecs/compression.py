@@ -12,10 +12,7 @@ from dataclasses import dataclass
 from msgspec.structs import replace
 
 from fedcore.codecs import AnyCodec, coded_sizes
-from fedcore.codecs.count_sketch import CountSketch
-from fedcore.codecs.low_rank import LowRank
-from fedcore.codecs.rotation import Rotation
-from fedcore.codecs.subsample import Subsample
+from fedcore.codecs.codec import CountSketch, LowRank, Rotation, Subsample
 from fedcore.errors import CompressionError
 from fedcore.params import ParamSchema
 from fedcore.plan import Plan

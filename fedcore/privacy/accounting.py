@@ -1,4 +1,4 @@
-"""The accountant: the ε that the rounds of a ledger have spent, and the noise with which a plan stays within an ε.
+"""The accountant: the ε that rounds have spent, the noise that a budget needs, and matrices of DP-FTRL.
 
 Two runs are neighbours if they differ in the reports of one device, which are zeros in one of the runs. The device is
 assumed to be in the worst set of rounds that the separation allows. Needs `dp-accounting` (extra `privacy`), which is
@@ -15,11 +15,105 @@ from typing import Any
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from fedcore.errors import PrivacyError
-from fedcore.privacy import skellam
-from fedcore.privacy.matrices import banded_sensitivity_squared, heaviest, tree_sensitivity_squared
-from fedcore.privacy.settings import Noise
+from fedcore.privacy.settings import MOST_TREE_ROUNDS, LedgerEntry, Mechanism, Noise, Privacy
+
+Floats = NDArray[np.float64]
+
+
+def coefficients(bands: int) -> Floats:
+    """c_0 … of the banded matrix, float64 (bands,)."""
+    k = np.arange(1, bands)
+    return np.cumprod(np.concatenate([[1.0], (2 * k - 1) / (2 * k)]))
+
+
+def block(step: int) -> int:
+    """The number of rounds in the tree's block that ends at a step, which counts from 1."""
+    return step & -step
+
+
+def inverse_row(mechanism: Mechanism, bands: int, step: int) -> dict[int, float]:
+    """The row of C⁻¹ for a step from 1: the weights of ζ_1 … ζ_step in w_step, by step, without those that are 0."""
+    if mechanism == "gaussian":
+        return {step: 1.0}
+    if mechanism == "tree":
+        # The block that ends at the step is the step itself and the blocks that end before it, within.
+        row, before, first = {step: 1.0}, step - 1, step - block(step)
+        while before > first:
+            row[before] = -1.0
+            before -= block(before)
+        return row
+    # C is Toeplitz, and so is C⁻¹: the power series 1 / Σ c_k x^k.
+    c, series = coefficients(bands), np.zeros(step)
+    series[0] = 1.0
+    for k in range(1, step):
+        width = min(k, bands - 1)
+        series[k] = -c[1 : width + 1] @ series[k - width : k][::-1]
+    return {step - k: float(weight) for k, weight in enumerate(series) if weight}
+
+
+def matrix(noise: Noise, rounds: int) -> Floats:
+    """C of T = `rounds` rounds, (T, T)."""
+    if noise.mechanism == "gaussian":
+        return np.eye(rounds)
+    if noise.mechanism == "tree":
+        ends = range(1, rounds + 1)
+        return np.array([[float(end - block(end) < earlier <= end) for earlier in ends] for end in ends])
+    return np.sum([tap * np.eye(rounds, k=-k) for k, tap in enumerate(coefficients(noise.bands))], axis=0)  # type: ignore[no-any-return]
+
+
+def banded_sensitivity_squared(bands: int, rounds: int, separation: int) -> float:
+    """Squared sensitivity of the banded matrix, if a device's rounds are `separation` ≥ bands apart, so that their
+    columns share no row.
+    """
+    lengths = np.minimum(bands, np.arange(rounds, 0, -1))
+    return heaviest(np.cumsum(coefficients(bands) ** 2)[lengths - 1], separation)
+
+
+def tree_sensitivity_squared(rounds: int, separation: int) -> float:
+    """Squared sensitivity of the tree's matrix: an upper bound, exact for one participation and if all are alike.
+
+    For the rounds P of a device it is the sum over i, j in P of the blocks with both i and j in them. That is bounded
+    by the greatest sum over i of the greatest sum over j. Raises PrivacyError above MOST_TREE_ROUNDS.
+    """
+    if rounds > MOST_TREE_ROUNDS:
+        raise PrivacyError(f"the mechanism tree is for at most {MOST_TREE_ROUNDS} rounds, not {rounds}: take banded")
+    shared_TT = np.zeros((rounds, rounds))
+    for end in range(1, rounds + 1):
+        rows = slice(end - block(end), end)
+        shared_TT[rows, rows] += 1
+    apart_TT = np.abs(np.subtract.outer(np.arange(rounds), np.arange(rounds)))
+    shared_TT[(apart_TT > 0) & (apart_TT < separation)] = 0
+    return heaviest(heaviest_rows(shared_TT, separation), separation)
+
+
+def heaviest(weights_T: Floats, separation: int) -> float:
+    """The greatest sum of weights ≥ 0 whose places are at least `separation` apart."""
+    return float(heaviest_rows(weights_T[None], separation)[0])
+
+
+def heaviest_rows(weights_NT: Floats, separation: int) -> Floats:
+    """`heaviest` of every row, (N,)."""
+    count, rounds = weights_NT.shape
+    best = np.zeros((rounds + 1, count))
+    for t in range(1, rounds + 1):
+        best[t] = np.maximum(best[t - 1], best[max(t - separation, 0)] + weights_NT[:, t - 1])
+    return best[rounds]
+
+
+def divergence(rows: Sequence[Noise], order: int) -> float:
+    """The greatest Rényi divergence of a whole order between one of these sums with a report and with zeros instead.
+
+    rows: all of one noise multiplier. A plan does not know how reports are rounded, so its rows have infinitely fine
+    steps; those of a ledger have their size.
+    """
+    inverse = rows[0].noise_multiplier ** -2
+    squares = [row.square for row in rows if isinstance(row, LedgerEntry)]
+    coarse = min((2 * order + 5) * inverse**2 / (4 * min(squares)), 1.5 * inverse) if squares else 0.0
+    return order * inverse / 2 + coarse
+
 
 _ORDERS = [*range(2, 65), *(round(2 ** (eighth / 8)) for eighth in range(49, 161))]
 """Orders of Rényi divergences: whole numbers, as Skellam noise requires. A small ε needs large orders, because ε is at
@@ -74,7 +168,7 @@ def loss_of(rows: Sequence[Noise]) -> Loss:
     if rows[0].mechanism != "distributed":
         return Loss(_moved_squared(rows))
     times = heaviest(np.ones(len(rows)), rows[0].min_separation_rounds)
-    return Loss(renyi=tuple(times * skellam.divergence(rows, order) for order in _ORDERS))
+    return Loss(renyi=tuple(times * divergence(rows, order) for order in _ORDERS))
 
 
 def loss_of_rounds(noise: Noise, rounds: int) -> Loss:
@@ -84,7 +178,7 @@ def loss_of_rounds(noise: Noise, rounds: int) -> Loss:
     if times == 0:
         return Loss()
     if noise.mechanism == "distributed":
-        return Loss(renyi=tuple(times * skellam.divergence([noise], order) for order in _ORDERS))
+        return Loss(renyi=tuple(times * divergence([noise], order) for order in _ORDERS))
     if noise.mechanism == "gaussian":
         squared = float(times)
     elif noise.mechanism == "tree":
@@ -178,3 +272,70 @@ def _dp_accounting() -> Any:
     except ModuleNotFoundError as error:
         raise PrivacyError("dp-accounting is not installed: pip install 'muster-fl[privacy]'") from error
     return dp_accounting
+
+
+@dataclass(frozen=True, slots=True)
+class Deployment:
+    """The planned training: a number of rounds, each with a number of devices of a population, within ε at δ.
+
+    min_separation_rounds: the least number of rounds from one participation of a device to its next.
+    """
+
+    population: int
+    cohort: int
+    rounds: int
+    epsilon: float
+    delta: float
+    min_separation_rounds: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class MechanismPlan:
+    """A mechanism with the noise that it needs.
+
+    round_noise: standard deviation of the noise on a value of a round's mean, in units of the bound on a report.
+    model_noise: the same for the noise of all rounds together, as it is in plain FedAvg's model after the last round.
+    """
+
+    mechanism: Mechanism
+    bands: int
+    noise_multiplier: float
+    round_noise: float
+    model_noise: float
+
+
+def ways(planned: Deployment) -> list[MechanismPlan]:
+    """Every mechanism that the deployment may use, sorted by the noise in the model. Raises PrivacyError."""
+    plans = [_way(planned, "gaussian", 1), _way(planned, "tree", 1)]
+    most = min(planned.min_separation_rounds, planned.rounds)
+    widths = {min(2**power, most) for power in range(1, most.bit_length() + 1)} - {1}
+    if widths:
+        plans.append(min((_way(planned, "banded", bands) for bands in widths), key=lambda way: way.model_noise))
+    return sorted(plans, key=lambda way: way.model_noise)
+
+
+def _way(planned: Deployment, mechanism: Mechanism, bands: int) -> MechanismPlan:
+    promise = Privacy(
+        epsilon=planned.epsilon,
+        delta=planned.delta,
+        users=planned.population,
+        noise_multiplier=1.0,
+        mechanism=mechanism,
+        bands=bands,
+        min_separation_rounds=planned.min_separation_rounds,
+    )
+    multiplier = calibrated(promise, planned.rounds, planned.epsilon, planned.delta)
+    single = multiplier * math.sqrt(sum(entry**2 for entry in inverse_row(mechanism, bands, planned.rounds).values()))
+    together = multiplier * _deviation_of_all(promise, planned.rounds)
+    return MechanismPlan(mechanism, bands, multiplier, single / planned.cohort, together / planned.cohort)
+
+
+def _deviation_of_all(noise: Noise, rounds: int) -> float:
+    """The standard deviation of w_1 + … + w_T, in units of z times the bound."""
+    if noise.mechanism == "gaussian":
+        return math.sqrt(rounds)
+    if noise.mechanism == "tree":
+        return math.sqrt(rounds.bit_count())  # one block for each bit is in the sum of all rounds
+    row = inverse_row("banded", noise.bands, rounds)
+    series = np.array([row.get(rounds - k, 0.0) for k in range(rounds)])
+    return float(np.linalg.norm(np.cumsum(series)))

@@ -11,14 +11,14 @@ from numpy.typing import NDArray
 from fedcore.algorithms.algorithm import Algorithm, trips_of
 from fedcore.algorithms.clipped import Clipped
 from fedcore.errors import PrivacyError
-from fedcore.privacy.matrices import coefficients, inverse_row
+from fedcore.privacy.accounting import coefficients, inverse_row
 from fedcore.privacy.settings import Noise
 
 Floats = NDArray[np.float64]
 
 
 class NoiseOfRounds:
-    """The noise w_1, w_2, … of rounds (fedcore/privacy/matrices.py), in units of z times the bound on a report.
+    """The noise w_1, w_2, … of rounds (fedcore/privacy/accounting.py), in units of z times the bound on a report.
 
     draw: draw(step) is ζ of a step from 1, (M,) of standard normal numbers; equal steps give equal numbers. A banded
     matrix keeps the noise of its last `bands` − 1 rounds. When asked for a step other than the next, it computes the

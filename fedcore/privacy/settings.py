@@ -14,8 +14,8 @@ Mechanism: TypeAlias = Literal["gaussian", "tree", "banded", "distributed"]
 """How the sums of rounds are noised.
 
 gaussian: by new noise in every round. tree, banded: by noise of DP-FTRL from a binary tree or a banded matrix, much of
-which later rounds cancel (`fedcore.privacy.matrices`). distributed: by the devices of secure rounds, each of which adds
-a share to its own report (`fedcore.privacy.skellam`).
+which later rounds cancel. distributed: by the devices of secure rounds, each of which adds a share to its own report
+(`fedcore.privacy.accounting`).
 """
 LEAST_NOISE, MOST_NOISE = 1e-6, 1e6
 """Noise multipliers whose ε an accountant can compute: less hides nothing, and more leaves nothing to learn from."""

@@ -1,23 +1,32 @@
-"""The answer to a question: the table that is read from the model of its task, and how far noise may move it."""
+"""The answer to a question: the table that is read from a task's model, whichever algorithm asked."""
 
 from __future__ import annotations
 
+import csv
+import io
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from fedcore.algorithms import create
+from fedcore.algorithms.clipped import Clipped
+from fedcore.algorithms.heavy_hitters import HeavyHitters
+from fedcore.algorithms.question import Ask
+from fedcore.bundle import AlgorithmRef
 from fedcore.errors import QuestionError
 from fedcore.params import Float32
 from fedcore.questions.functions import FUNCTIONS
+from fedcore.questions.prefix_tree import ANSWERED, DEVICES, OUT_OF, WORDS
 from fedcore.questions.question import WORD, Call, Cell, Group, Literals, Number, Question, Shown, Value, words_of
-from fedcore.visible import table_of
+from fedcore.visible import table_of, visible
 
 if TYPE_CHECKING:
     import pandas as pd
+
 
 Float64 = NDArray[np.float64]
 DRAWS, FEWEST_DRAWS, TIMES = 400, 64, 2.1
@@ -267,3 +276,108 @@ def _errors(
         return TIMES * math.sqrt(sum(squares) / len(squares)) if squares else None
 
     return [tuple(error(place, group) for place in range(len(values))) for group in range(len(sums.shown))]
+
+
+COLUMNS = "value", "devices", "share"
+
+
+class FoundValue(NamedTuple):
+    """A found value: a word, or a whole number. devices: that voted for it in the round that found it, of `out_of`."""
+
+    value: bytes | int
+    devices: int
+    out_of: int
+
+    @property
+    def share(self) -> float:
+        """Of the devices of that round."""
+        return self.devices / self.out_of
+
+
+def found(algorithm: HeavyHitters, params_D: Float32) -> list[FoundValue]:
+    """The values that were found so far, most devices first. Raises QuestionError for parameters of another tree."""
+    tree, places = algorithm.tree, algorithm.tree.places
+    if params_D.shape != (places[OUT_OF].stop,):
+        raise QuestionError(f"a tree of this size has {places[OUT_OF].stop:,} numbers, not {params_D.size:,}")
+    digits = np.stack([params_D[where] for where in tree.columns(WORDS)], 1).astype(int).tolist()
+    devices, out_of = (params_D[places[name]].tolist() for name in (DEVICES, OUT_OF))
+    values = [
+        FoundValue(tree.value(one), round(number), round(of))
+        for one, number, of in zip(digits, devices, out_of, strict=True)
+        if number > 0
+    ]
+    return sorted(values, key=lambda one: -one.devices)
+
+
+def answer_found(algorithm: HeavyHitters, params_D: Float32, deviation: float = 0.0) -> Answer:
+    """The same as a table: value, devices, share. deviation: of the noise in the sums of one round.
+
+    Words are text; bytes that are no UTF-8 are escaped. Raises QuestionError as `found`.
+    """
+    values = found(algorithm, params_D)
+    answered = round(float(params_D[algorithm.tree.places[ANSWERED]][0]))
+    errors = tuple((None, TIMES * deviation, TIMES * deviation / one.out_of) for one in values)
+    rows = tuple((_as_text(one.value), one.devices, one.share) for one in values)
+    return Answer(COLUMNS, rows, answered, 0, errors if deviation else None)
+
+
+def _as_text(value: bytes | int) -> str | int:
+    return value.decode("utf-8", "backslashreplace") if isinstance(value, bytes) else value
+
+
+_FORMULA = ("=", "+", "-", "@")
+
+
+def answer_of(
+    algorithm: AlgorithmRef, tensors: Mapping[str, Any], noise_multiplier: float = 0.0, rounds: int = 1
+) -> Answer:
+    """The answer in a model, by the names of its tensors.
+
+    noise_multiplier: of the sum of all rounds, of which there are so many: its noise over the clip. Raises
+    QuestionError for an algorithm that asks nothing, and for the model of another question.
+    """
+    made = create(algorithm.name, algorithm.settings)
+    asking, clip = (made.inner, made.clipping.clip_norm) if isinstance(made, Clipped) else (made, 0.0)
+    noise = noise_multiplier * clip
+    if isinstance(asking, HeavyHitters):  # no count is of two rounds
+        return answer_found(asking, _flat(tensors, asking.tree.shapes), noise / math.sqrt(rounds))
+    if isinstance(asking, Ask):
+        return answer(asking.asked, _flat(tensors, ("high", "low")), noise)
+    raise QuestionError(f"{algorithm.name} trains or evaluates a model, and asks no question")
+
+
+def _flat(tensors: Mapping[str, Any], names: Iterable[str]) -> Float32:
+    """The tensors with these names as one vector."""
+    try:
+        return np.concatenate([np.ravel(tensors[name]) for name in names])
+    except KeyError as error:
+        raise QuestionError("the model is not one of this question") from error
+
+
+def as_csv(columns: Sequence[str], rows: Sequence[Sequence[object]], errors: Sequence[Sequence[object]] | None) -> str:
+    """A table as CSV. A column that noise moves is followed by one with its errors; NULL is an empty field.
+
+    Text that a spreadsheet would take for a formula begins with an apostrophe: names of groups may be strangers'.
+    """
+    noisy = {place for row in errors or () for place, error in enumerate(row) if error is not None}
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow([part for place, name in enumerate(columns) for part in _with(name, f"{name} ±", place in noisy)])
+    for number, row in enumerate(rows):
+        beside = errors[number] if errors else (None,) * len(row)
+        pairs = enumerate(zip(row, beside, strict=True))
+        writer.writerow([part for place, (value, error) in pairs for part in _with(value, error, place in noisy)])
+    return text.getvalue()
+
+
+def _with(value: object, other: object, both: bool) -> list[object]:
+    return [_field(value), _field(other)] if both else [_field(value)]
+
+
+def _field(value: object) -> object:
+    if isinstance(value, tuple | list):
+        return " ".join(str(_field(one)) for one in value)
+    if isinstance(value, str):
+        shown = visible(value)
+        return f"'{shown}" if shown.startswith(_FORMULA) else shown
+    return value

@@ -1,10 +1,12 @@
-"""Messages of the device protocol, as JSON. Spec: docs/spec/wire.md.
+"""Messages of the device protocol, as JSON, and proofs of attestation. Spec: docs/spec/wire.md.
 
 Unknown fields are ignored, so a newer peer may add some; an unknown `version` is refused.
 """
 
 from __future__ import annotations
 
+import hashlib
+import hmac
 import math
 from typing import Annotated, Any, Literal, TypeAlias, TypeVar
 
@@ -20,6 +22,20 @@ from fedcore.release import LogProof, Signed
 from fedcore.schedule import LONGEST_REPORTING_S
 from fedcore.succession import Key, Succession
 from fedcore.validation import LONGEST_SENTENCE, Count
+
+DOMAIN = b"muster.attestation.v1\0"
+CHALLENGE_DOMAIN = b"muster.attestation-challenge.v1\0"
+
+
+def shared_secret_proof(secret: bytes, key: str, created: int) -> bytes:
+    """32 bytes that prove knowledge of the secret, for a public key (its text) at a time (seconds since 1970)."""
+    return hmac.digest(secret, DOMAIN + f"{key}\0{created}".encode(), hashlib.sha256)
+
+
+def attestation_challenge(key: str, created: int) -> bytes:
+    """32 bytes that name a public key (its text) and a time (seconds since 1970), for a phone's platform to attest."""
+    return hashlib.sha256(CHALLENGE_DOMAIN + f"{key}\0{created}".encode()).digest()
+
 
 WIRE_VERSION = 1
 T = TypeVar("T")
@@ -71,7 +87,7 @@ class Unattested(msgspec.Struct, frozen=True, tag="none", tag_field="kind"):
 
 
 class SharedSecret(msgspec.Struct, frozen=True, tag="shared-secret", tag_field="kind"):
-    """A proof that the device knows a secret that its coordinator knows (`fedcore.wire.attestation`)."""
+    """A proof that the device knows a secret that its coordinator knows (`fedcore.wire.messages`)."""
 
     proof: Annotated[bytes, msgspec.Meta(min_length=32, max_length=32)]
 

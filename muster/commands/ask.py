@@ -76,7 +76,7 @@ class Outlet(NamedTuple):
 
             draw_answer(answer).save(self.plot)
         if self.table is not None:
-            from fedcore.questions.reading import as_csv
+            from fedcore.questions.answer import as_csv
 
             text = as_csv(answer.columns, answer.rows, answer.errors)
             if self.table == STANDARD_OUTPUT:

@@ -94,8 +94,8 @@ def export(
     model = model or named
     if every == (model is not None):
         raise typer.BadParameter("name a model or pass --all; --list shows the built-in ones", param_hint="MODEL")
-    from fedcore.own_code import own_name
     from fedcore.signing import SigningKey
+    from fedcore.validation import own_name
 
     key = None if sign is None else SigningKey.load(sign)
     if every and normalise:

@@ -21,7 +21,7 @@ from simulator.configuration import SimulationConfig
 if TYPE_CHECKING:
     from coordinator.operations import TaskStore
     from coordinator.rules.budget import BudgetReport, TaskSpending
-    from fedcore.privacy.planning import Deployment, MechanismPlan
+    from fedcore.privacy.accounting import Deployment, MechanismPlan
     from fedcore.privacy.verification import Verdict
     from simulator.audit import AuditResult
 
@@ -264,7 +264,7 @@ def plan(
       muster privacy plan --population 50000 --cohort 500 --rounds 60 --epsilon 8 --min-separation-rounds 20 --model mlp
     """
     with loading():
-        from fedcore.privacy.planning import Deployment, ways
+        from fedcore.privacy.accounting import Deployment, ways
 
     planned = Deployment(population, cohort, rounds, epsilon, delta or 0.1 / population, min_separation_rounds)
     if min_separation_rounds * cohort > population:

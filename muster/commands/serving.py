@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import typer
 
 from authority.configuration import AuthorityConfig
-from fedcore.termination import exit_on_sigterm
+from fedcore.private_files import exit_on_sigterm
 from fedcore.validation import build
 from muster.options.settings import with_settings
 from muster.output import Json, emit, say, say_next

@@ -23,9 +23,8 @@ from fedcore.algorithms.algorithm import Algorithm
 from fedcore.bundle import Bundle
 from fedcore.codecs.compression import Compression
 from fedcore.hold_out import HoldOut
-from fedcore.own_code import own_name
 from fedcore.questions.answer import Answer
-from fedcore.validation import build
+from fedcore.validation import build, own_name
 from muster.python.arguments import check_trained, of_kind, progress_line, speaking_python, with_settings_of
 from simulator.configuration import to_config
 from simulator.forecast import forecast as twin

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from export.errors import reason
-from fedcore.own_code import import_own
+from fedcore.validation import import_own
 from simulator.columns import check_labels, float32_of, int64_of, names_of
 from simulator.datasets.bundled import read_npz
 from simulator.errors import DatasetError

@@ -34,7 +34,7 @@ from device_runtime.session import run_session
 from device_runtime.trainer import InProcess, Limits
 from fedcore.batching import StreamKey, permutation
 from fedcore.decoding import decoder
-from fedcore.termination import exit_on_sigterm
+from fedcore.private_files import exit_on_sigterm
 from secagg.keys import PairKey
 from simulator.fleet import faults
 from simulator.fleet.faults import EmulatedDevice, PlannedFailure

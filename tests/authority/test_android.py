@@ -13,8 +13,13 @@ from authority.errors import BadAndroidFile, NotAttested
 from fedcore.errors import WireError
 from fedcore.succession import SucceedingKey
 from fedcore.wire import messages
-from fedcore.wire.attestation import attestation_challenge
-from fedcore.wire.messages import MOST_CERTIFICATES, AndroidKey, IssuedCredential, RequestCredential
+from fedcore.wire.messages import (
+    MOST_CERTIFICATES,
+    AndroidKey,
+    IssuedCredential,
+    RequestCredential,
+    attestation_challenge,
+)
 from tests.authority.android import (
     DAY,
     PACKAGE,

@@ -17,8 +17,7 @@ from authority.configuration import AuthorityConfig
 from authority.errors import BadAndroidFile, BadAppleFile, NotAttested
 from fedcore.succession import SucceedingKey
 from fedcore.wire import messages
-from fedcore.wire.attestation import attestation_challenge
-from fedcore.wire.messages import AppAttest, IssuedCredential
+from fedcore.wire.messages import AppAttest, IssuedCredential, attestation_challenge
 from tests.authority.android import Maker, tlv
 from tests.authority.apple import APP, Apple, authenticator, encoded, key_id
 from tests.authority.test_android import AT, CHALLENGE, KEY, NOW, ROUNDS, damaged

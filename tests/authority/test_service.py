@@ -15,8 +15,7 @@ from fedcore.errors import InvalidKey
 from fedcore.signing import key_text
 from fedcore.succession import SucceedingKey
 from fedcore.wire import messages
-from fedcore.wire.attestation import shared_secret_proof
-from fedcore.wire.messages import IssuedCredential, RequestCredential, SharedSecret, Unattested
+from fedcore.wire.messages import IssuedCredential, RequestCredential, SharedSecret, Unattested, shared_secret_proof
 from fedcore.wire.problems import decode_problem
 from fedcore.wire.signatures import PublicKey, Signer, device_id
 from secagg.keys import check_credential, prove_possession

@@ -20,8 +20,17 @@ from coordinator.settings import Settings
 from coordinator.store.database import Database
 from fedcore.signing import key_text
 from fedcore.wire import messages
-from fedcore.wire.attestation import attestation_challenge, shared_secret_proof
-from fedcore.wire.messages import AndroidKey, CheckIn, Enrol, Enrolled, HeldCredential, SharedSecret, Unattested
+from fedcore.wire.messages import (
+    AndroidKey,
+    CheckIn,
+    Enrol,
+    Enrolled,
+    HeldCredential,
+    SharedSecret,
+    Unattested,
+    attestation_challenge,
+    shared_secret_proof,
+)
 from fedcore.wire.signatures import PublicKey, SignableRequest, Signer, content_digest, device_id
 from secagg.keys import issue
 from tests.authority.android import Maker

@@ -16,8 +16,7 @@ from coordinator.rules.states import TaskState
 from coordinator.rules.task_settings import Buffered, ClearReports, PrivacyBudget, TaskSettings
 from coordinator.store.tasks import Secagg
 from fedcore.masking import fixed_points
-from fedcore.privacy.accounting import calibrated, spent
-from fedcore.privacy.matrices import inverse_row
+from fedcore.privacy.accounting import calibrated, inverse_row, spent
 from fedcore.privacy.settings import Noise
 from secagg.parameters import least_honest
 from tests.coordinator.bundles import START, make_private_bundle

@@ -9,8 +9,8 @@ import pytest
 from coordinator.dashboard.curves import BOTTOM, TOP, Labels, pictures
 from coordinator.rules.kinds import TaskAnswer
 from coordinator.rules.task_settings import PrivacyBudget
+from fedcore.questions.answer import as_csv
 from fedcore.questions.question import Block, Call, Cell, Column, Group, Key, Number, Rows
-from fedcore.questions.reading import as_csv
 from tests.coordinator.questions import ask
 from tests.coordinator.replicas import until
 from tests.coordinator.test_questions import asking

@@ -11,7 +11,7 @@ from msgspec import UNSET, structs
 from coordinator.errors import InvalidTask, KeysDiffer
 from coordinator.rules.states import TaskState
 from coordinator.store.tasks import TaskSettings, open_coordinator_store
-from fedcore.codecs.rotation import Rotation
+from fedcore.codecs.codec import Rotation
 from fedcore.errors import BadSignature
 from fedcore.release import decode_release
 from fedcore.signing import SigningKey, verified_entry, verified_head

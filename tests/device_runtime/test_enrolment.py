@@ -10,8 +10,7 @@ from device_runtime import Device
 from device_runtime.errors import ConfigError, KeyUnavailable
 from device_runtime.session import run_session
 from device_runtime.state.journal import read_journal
-from fedcore.wire.attestation import shared_secret_proof
-from fedcore.wire.messages import AndroidKey, Enrolled, SharedSecret, Unattested, encode
+from fedcore.wire.messages import AndroidKey, Enrolled, SharedSecret, Unattested, encode, shared_secret_proof
 from tests.authority.android import Maker
 from tests.device_runtime.coordinator import answer, refusal
 

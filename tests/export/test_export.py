@@ -43,9 +43,9 @@ from fedcore.algorithms.partly_local import PartlyLocal
 from fedcore.algorithms.question import QUESTION
 from fedcore.bundle import Bundle
 from fedcore.errors import DigestMismatch, PlanError
-from fedcore.own_code import own_name
 from fedcore.params import VectorSpec
 from fedcore.plan import BlobRef, Field
+from fedcore.validation import own_name
 from tests.export import impure, models
 from tests.sampled import covering, sampled
 

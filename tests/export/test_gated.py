@@ -5,7 +5,7 @@ import copy
 import pytest
 import torch
 
-from export.huggingface.gated import Gated, with_gated_layers
+from export.huggingface.modules import Gated, with_gated_layers
 
 
 @pytest.fixture

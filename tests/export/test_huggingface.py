@@ -10,8 +10,7 @@ import torch
 
 from export.build import export_bundle
 from export.errors import InvalidModel
-from export.huggingface.folder import Pretrained, load, spec_of, unadapted
-from export.huggingface.tasks import TASKS
+from export.huggingface.folder import TASKS, Pretrained, load, spec_of, unadapted
 from export.huggingface.written import Values, write_adapters, write_merged
 from export.model import Model
 from export.models import load as load_any

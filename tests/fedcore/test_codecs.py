@@ -8,12 +8,8 @@ from msgspec.structs import replace
 from scipy.linalg import hadamard
 
 from fedcore.codecs import coded_sizes, decode, encode
-from fedcore.codecs.codec import CodecKey, RoundKey
+from fedcore.codecs.codec import CodecKey, CountSketch, LowRank, Rotation, RoundKey, Subsample
 from fedcore.codecs.compression import Compression
-from fedcore.codecs.count_sketch import CountSketch
-from fedcore.codecs.low_rank import LowRank
-from fedcore.codecs.rotation import Rotation
-from fedcore.codecs.subsample import Subsample
 from fedcore.errors import CompressionError, PlanError, ReportError
 from fedcore.params import ParamSchema, TensorSpec
 from fedcore.plan import Plan, TripPlan

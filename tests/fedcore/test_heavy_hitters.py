@@ -9,10 +9,10 @@ import pytest
 from fedcore.algorithms import create
 from fedcore.algorithms.algorithm import ServerStep, ranges_of, with_carries
 from fedcore.algorithms.heavy_hitters import CELLS, MOST_VOTES, PASS, VOTES, HeavyHitters
-from fedcore.algorithms.probe import Probe
 from fedcore.algorithms.question import text_of
+from fedcore.algorithms.rehearsal import Probe
 from fedcore.errors import InvalidSetting, QuestionError
-from fedcore.questions.found import FoundValue, answer_found, found
+from fedcore.questions.answer import FoundValue, answer_found, found
 from fedcore.questions.prefix_tree import DEAD, OUT_OF, PREFIXES, UNKNOWN, PrefixTree
 from fedcore.ranges import Range
 

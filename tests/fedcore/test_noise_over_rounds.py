@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from fedcore.privacy.matrices import block, coefficients, inverse_row
+from fedcore.privacy.accounting import block, coefficients, inverse_row
 
 ROUNDS = 21
 

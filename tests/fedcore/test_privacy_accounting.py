@@ -10,8 +10,14 @@ import numpy as np
 import pytest
 
 from fedcore.errors import PrivacyError
-from fedcore.privacy.accounting import calibrated, spent
-from fedcore.privacy.matrices import banded_sensitivity_squared, block, coefficients, tree_sensitivity_squared
+from fedcore.privacy.accounting import (
+    banded_sensitivity_squared,
+    block,
+    calibrated,
+    coefficients,
+    spent,
+    tree_sensitivity_squared,
+)
 from fedcore.privacy.settings import LEAST_NOISE, MOST_NOISE, LedgerEntry, Noise, Privacy
 
 DELTA = 1e-5

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedcore.batching import StreamKey
-from fedcore.codecs.subsample import Subsample
+from fedcore.codecs.codec import Subsample
 from fedcore.errors import PlanError, ReportError
 from fedcore.plan import Plan
 from fedcore.quantisation import BLOCK, dequantise, quantise, upload_bytes

@@ -9,9 +9,8 @@ import pytest
 from scipy.special import ive
 
 from fedcore.errors import PrivacyError
-from fedcore.privacy.accounting import spent
+from fedcore.privacy.accounting import divergence, spent
 from fedcore.privacy.settings import LedgerEntry, Noise
-from fedcore.privacy.skellam import divergence
 
 
 def rows(count, **facts):

@@ -6,7 +6,7 @@ import pytest
 SIGTERM_HERE = "os.kill(os.getpid(), signal.SIGTERM)"
 PROGRAM = """
 import os, signal, time, weakref
-from fedcore.termination import exit_on_sigterm
+from fedcore.private_files import exit_on_sigterm
 class Held:
     def __del__(self):
         {destructor}

@@ -10,8 +10,8 @@ import torch
 
 from export.build import export_bundle
 from export.model import Model
-from export.questions.norms import norm_of_ones, norm_of_sums
 from export.questions.sql import compile_sql
+from export.questions.sums import norm_of_ones, norm_of_sums
 from export.trial import TOLERANCE
 from fedcore.algorithms.algorithm import ranges_of
 from fedcore.algorithms.question import Ask

@@ -7,9 +7,7 @@ import pytest
 from typer.testing import CliRunner
 
 from fedcore.errors import PrivacyError
-from fedcore.privacy.accounting import spent
-from fedcore.privacy.matrices import matrix
-from fedcore.privacy.planning import Deployment, ways
+from fedcore.privacy.accounting import Deployment, matrix, spent, ways
 from fedcore.privacy.settings import Noise
 from muster.app import app
 from simulator.audit import Canaries, accuracy_of, audit, estimate, lower_bound

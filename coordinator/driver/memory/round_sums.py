@@ -45,8 +45,7 @@ from coordinator.rules.replicas import (
 from coordinator.rules.states import RoundState
 from coordinator.secure.round import SecureRound
 from coordinator.store.records.records import Records
-from fedcore.privacy.accounting import spent
-from fedcore.privacy.matrices import inverse_row
+from fedcore.privacy.accounting import inverse_row, spent
 from fedcore.privacy.settings import LedgerEntry
 from fedcore.signing import SigningKey
 from secagg.masking import Words
