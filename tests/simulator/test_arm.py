@@ -59,6 +59,7 @@ def with_executorch(request):
         pytest.skip("no ExecuTorch for ARM devices: it does not build")
 
 
+@pytest.mark.long
 @MADE_NOW
 @pytest.mark.usefixtures("with_executorch")
 def test_arm_and_x86_devices_on_both_runtimes_train_one_model(executorch, federate, capsys):

@@ -261,7 +261,7 @@ def test_examples_are_split_within_each_user_and_none_is_in_both():
     ("baseline", "model", "cohort", "at_least"),
     [
         ("pooled", "logreg", 1, 0.7),
-        ("local", "logreg", 75, 0.3),
+        pytest.param("local", "logreg", 75, 0.3, marks=pytest.mark.long),
         ("dane", "ridge", 60, 0.6),
         ("cocoa", "ridge", 60, 0.6),
     ],

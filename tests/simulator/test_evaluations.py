@@ -54,11 +54,10 @@ def others(figures):
     ("model_name", "name"),
     sampled(
         product(["logreg", "tests.export.models:digits_dropout"], EVALUATIONS),
-        [("logreg", "compare"), ("tests.export.models:digits_dropout", "personalisation")],
+        [("logreg", "personalisation")],
     ),
 )
 def test_every_way_to_train_clients_gives_the_same_figures(model_name, name):
-    """Every run has each model once; its product with the evaluations is long."""
     population, model, algorithm = uneven(), Model(load(model_name, (1, 8, 8), 10)), create(name, {"batch_size": 5})
     ways = [
         Computing(),
@@ -100,9 +99,9 @@ def test_a_bound_that_no_report_reaches_changes_no_figure():
     assert clipped == pytest.approx(plain)  # bounded reports are added in float64, others in float32
 
 
-@pytest.mark.parametrize("name", sampled(EVALUATIONS, ["compare"]))
+@pytest.mark.long
+@pytest.mark.parametrize("name", EVALUATIONS)
 def test_devices_in_typescript_evaluate_with_those_in_python(name, federate):
-    """Every run has the evaluation of two models."""
     node()  # a skip where there is none
     kinds = counted_kinds("node:3,python:3")
     users, _ = datasets.users("digits", None, 6)
@@ -113,9 +112,9 @@ def test_devices_in_typescript_evaluate_with_those_in_python(name, federate):
     assert worst_figure(engine, users, run.cohorts, list(map(others, run.metrics))) < AGREE
 
 
-@pytest.mark.parametrize("name", sampled(EVALUATIONS, ["personalisation"]))
+@pytest.mark.long
+@pytest.mark.parametrize("name", EVALUATIONS)
 def test_the_fleet_and_the_engine_give_the_same_figures(name, federate, capsys):
-    """Every run has the evaluation that trains between two forward passes."""
     users, _ = datasets.users("digits", None, 12)
     model = Model(load("digits_cnn", (1, 8, 8), 10), SEED)
     run = federate(model, create(name, {"batch_size": 5}), users, {"onnx": "onnxruntime"}, rounds=2)

@@ -30,6 +30,7 @@ def test_forecast_repeats_itself_and_each_assignment_ends_in_one_way():
     assert course.assigned - 13 <= course.ended.total() <= course.assigned
 
 
+@pytest.mark.long
 def test_windows_in_bulk_give_the_rounds_of_windows_one_by_one():
     config = ForecastConfig(devices=10_000, goal=20, example_s=3.0, reporting_deadline_s=1800.0, step_s=10.0, seed=1)
     bulk, single = (Twin(config, bulk=one).run() for one in (True, False))
@@ -38,6 +39,7 @@ def test_windows_in_bulk_give_the_rounds_of_windows_one_by_one():
     assert apart(bulk.stays, single.stays) < 0.07
 
 
+@pytest.mark.long
 def test_pacing_saves_most_check_ins_for_a_quarter_of_rounds_at_most():
     config = ForecastConfig(devices=2000, goal=20, example_s=3.0, reporting_deadline_s=1800.0, step_s=10.0, seed=1)
     windows = ({"retry_max_s": 30.0}, {"retry_max_s": DAY_S})

@@ -73,8 +73,8 @@ def vanish_and_heal(task, folder, sign, secagg):
 @pytest.mark.parametrize(
     ("sign", "secagg"),
     [
-        pytest.param(signal.SIGINT, None, id="interrupted-plain"),
-        pytest.param(signal.SIGKILL, SECAGG, id="killed-secure"),
+        pytest.param(signal.SIGINT, None, id="interrupted-plain", marks=pytest.mark.long),
+        pytest.param(signal.SIGKILL, SECAGG, id="killed-secure", marks=pytest.mark.long),
         pytest.param(signal.SIGINT, SECAGG, id="interrupted-secure", marks=pytest.mark.long),
         pytest.param(signal.SIGKILL, None, id="killed-plain", marks=pytest.mark.long),
     ],

@@ -19,6 +19,7 @@ from fedcore.plan import Field, Plan
 from fedcore.wire.signatures import content_digest
 from simulator.population import Population
 from tests.questions.words import HIGH, LETTERS, as_rows, counts, f1, zipf
+from tests.sampled import sampled
 
 WORD = Field("word", "uint8", (LETTERS,), HIGH)
 SHORT = Field("word", "uint8", (3,), HIGH)
@@ -30,7 +31,7 @@ def users_of(words):
     return Population.of(list(map(str, range(len(words)))), [{"word": as_rows(one, 3)} for one in words], HIGH)
 
 
-@pytest.mark.parametrize("secagg", [None, Secagg()], ids=["plain", "secure"])
+@pytest.mark.parametrize("secagg", sampled([None, Secagg()], [Secagg()]), ids=["plain", "secure"])
 def test_a_fleets_tree_is_the_engines_to_the_bit(secagg, federate):
     users = users_of([[b"the", b"of", b"a", b"zz"][: 1 + user % 4] for user in range(12)])
     asked = heavy_hitters("word", [SHORT], minimum_devices=2, most_rows=2, **SMALL)

@@ -92,6 +92,7 @@ def reported_in_vain(store):
         return connection.scalar(query)
 
 
+@pytest.mark.long
 @pytest.mark.promise("Vectors that a device keeps move by committed rounds that counted its report, once each")
 def test_attempts_that_are_abandoned_or_restarted_change_nothing(tmp_path, coordinators, bundles, capsys):
     world, port = World(tmp_path, bundles), free_port()
@@ -116,6 +117,7 @@ def test_attempts_that_are_abandoned_or_restarted_change_nothing(tmp_path, coord
     assert difference < TOLERANCE
 
 
+@pytest.mark.long
 @pytest.mark.promise("Vectors that a device keeps move by committed rounds that counted its report, once each")
 def test_a_secure_fleet_whose_devices_drop_out_of_sums_agrees(tmp_path, coordinators, bundles, capsys):
     secagg = Secagg(clip_norm=8.0, phase_s=4.0)

@@ -50,6 +50,7 @@ def sent(plan, seed, values_D):
     return plan.report.encode({"delta": values_D}, RoundKey(seed, 1))["delta"]
 
 
+@pytest.mark.long
 def test_a_device_with_another_codec_key_than_the_rest_is_read_in_no_sum(tmp_path, bundle, monkeypatch, capsys):
     """Pixels that are black in all images move no weight: where the rest send those weights, one device is alone."""
     sums, total = [], SecureRound.total

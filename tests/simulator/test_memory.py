@@ -66,6 +66,7 @@ def flags_printed(program):
     return [line.split() for line in ran.stdout.splitlines()]
 
 
+@pytest.mark.long
 def test_tensors_of_a_command_that_trains_lie_in_huge_pages():
     assert "hg" in flags_printed(COMMAND + "print(*flags())")[-1]
 

@@ -51,6 +51,7 @@ def mixed(tmp_path, federate):
     return run
 
 
+@pytest.mark.long
 def test_devices_of_three_runtimes_sum_to_the_engines_model(mixed):
     # A sum that is off by one word fails its check word, and the round with it.
     difference, allowed = mixed("node:3,python:3,browser:2", SECAGG)

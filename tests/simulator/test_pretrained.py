@@ -17,7 +17,7 @@ from tests.export.test_huggingface import CASES, CLASSIFIES, EMBEDS, FAMILIES, W
 CLIENTS, BATCH = 3, 4
 
 
-@pytest.mark.parametrize("bits", [32, 8])
+@pytest.mark.parametrize("bits", [pytest.param(32, marks=pytest.mark.long), 8])
 @pytest.mark.parametrize(("family", "task"), CASES)
 def test_clients_at_once_have_the_gradients_of_each_alone(family, task, bits, tmp_path):
     pytest.importorskip("transformers")

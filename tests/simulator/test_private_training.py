@@ -104,7 +104,7 @@ def test_poisson_cohorts_are_drawn_user_by_user_and_amplify():
     assert amplified.epsilon < 0.6 * spent([Noise(noise_multiplier=1.0)] * 20, 1e-4)
 
 
-@pytest.mark.parametrize("rounds", [4, 5])
+@pytest.mark.parametrize("rounds", [4, pytest.param(5, marks=pytest.mark.long)])
 def test_both_trips_of_a_sampled_cohort_are_one_draw(rounds):
     facts = {"algorithm": "mime", "settings": {"clip_norm": 1.0}, "clients": 100, "cohort": 20, "same_cohort": True}
     private = PrivateTraining(noise_multiplier=2.0, delta=1e-4, poisson=True)
@@ -121,6 +121,7 @@ def test_both_trips_of_a_sampled_cohort_are_one_draw(rounds):
     assert result.epsilon < bound.get_epsilon(1e-4)
 
 
+@pytest.mark.long
 def test_noise_for_both_trips_of_a_sampled_cohort_spends_the_budget():
     facts = {"algorithm": "mime", "settings": {"clip_norm": 1.0}, "clients": 100, "cohort": 20, "same_cohort": True}
     private = PrivateTraining(epsilon=3.0, delta=1e-4, poisson=True)

@@ -38,7 +38,8 @@ def engine(name, processes, *, on_graphs=False, spec=None):
 @pytest.mark.parametrize(
     ("name", "on_graphs"),
     sampled(
-        [("scaffold", False), ("fedrep", False), ("fedavg", False), ("mime", True)], [("fedrep", False), ("mime", True)]
+        [("scaffold", False), ("fedrep", False), ("fedavg", False), ("mime", True)],
+        [("scaffold", False), ("mime", True)],
     ),
 )
 def test_the_number_of_processes_changes_no_bit(name, on_graphs):

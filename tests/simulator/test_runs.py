@@ -196,7 +196,7 @@ def test_a_full_disk_is_named_and_the_last_checkpoint_stays_good(tmp_path, whole
     "options",
     [
         {"algorithm": "mime", "processes": 2, "rounds": 3},
-        {"baseline": "local"},
+        pytest.param({"baseline": "local"}, marks=pytest.mark.long),
         {"model": "ridge", "baseline": "cocoa"},
     ],
     ids=["federated", "local", "linear"],
