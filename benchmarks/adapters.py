@@ -19,7 +19,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from benchmarks.options import AdaptersOptions
+from benchmarks.runner import AdaptersOptions
 from benchmarks.usage import in_turns
 from export.huggingface.folder import Pretrained, spec_of, unadapted
 from export.model import Model

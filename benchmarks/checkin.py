@@ -25,7 +25,7 @@ from urllib.parse import urlsplit
 from benchmarks.load import POPULATION, LoadConfig, LoadFleet
 from benchmarks.null_task import null_coordinator
 from benchmarks.open_loop import send_evenly
-from benchmarks.options import CheckinOptions
+from benchmarks.runner import CheckinOptions
 from benchmarks.usage import Usage
 from coordinator.store.tasks import TaskSettings
 from fedcore.wire.signatures import PublicKey

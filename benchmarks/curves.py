@@ -16,13 +16,11 @@ from tempfile import TemporaryDirectory
 import msgspec
 import typer
 
-from benchmarks.options import CurvesOptions
+from benchmarks.runner import CurvesOptions
 from fedcore.algorithms import ALGORITHMS
 from fedcore.validation import offered
 from muster.output import Say
-from research.study import mean
-from research.trainings import LAST, train
-from research.trials import Trials
+from research.study import LAST, Trials, mean, train
 from simulator.engines.workers.processes import usable_cores
 
 MODEL, COHORT, EVERY = "mlp", 10, 5

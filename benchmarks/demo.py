@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.options import DemoOptions
+from benchmarks.runner import DemoOptions
 from muster.output import Say
 
 

@@ -15,15 +15,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.options import DeviceFootprintOptions
+from benchmarks.runner import DeviceFootprintOptions
 from device_runtime.backends import FORMATS
 from export.build import build_plan
 from export.model import Model
 from export.models import load
 from fedcore.algorithms import create
 from muster.output import Say
-from tools.arm.calls import call
-from tools.arm.wheel import build_wheel
+from tools.arm.build import build_wheel, call
 
 MODEL, BATCH = "emnist_cnn", 20
 STARTS = 7

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch.nn.utils import parameters_to_vector
 
-from benchmarks.options import DeviceStepOptions
+from benchmarks.runner import DeviceStepOptions
 from benchmarks.usage import cpu_s_of
 from device_runtime.backends import BACKENDS, FORMATS
 from device_runtime.capabilities import random_field

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.js_runtimes import JsRuntime, Node, page, page_cost
-from benchmarks.options import DevicesJsOptions
+from benchmarks.runner import DevicesJsOptions
 from benchmarks.usage import cpu_s_of
 from device_runtime.backends.backend import Arrays, Executable
 from device_runtime.backends.onnxruntime import OnnxRuntime

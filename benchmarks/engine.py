@@ -26,7 +26,7 @@ from benchmarks.engine_workloads import (
     steps_of,
     wait,
 )
-from benchmarks.options import EngineOptions
+from benchmarks.runner import EngineOptions
 from muster.output import Say
 from simulator.engine import Engine
 from simulator.engines import Wanted

@@ -29,8 +29,7 @@ from benchmarks.engine_workloads import (
     fedavg,
     steps_of,
 )
-from benchmarks.peer import Peer, PeerError, python_with, started
-from benchmarks.usage import cpu_s_of
+from benchmarks.usage import Peer, PeerError, cpu_s_of, python_with, started
 from export.model import Model
 from fedcore.params import Float32
 from muster.output import Say

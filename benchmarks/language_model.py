@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from benchmarks.options import LanguageModelOptions
+from benchmarks.runner import LanguageModelOptions
 from benchmarks.usage import least_cpu_s
 from device_runtime.backends.onnxruntime import OnnxRuntime
 from device_runtime.capabilities import random_field

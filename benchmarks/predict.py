@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from benchmarks.options import PredictOptions
+from benchmarks.runner import PredictOptions
 from benchmarks.usage import in_turns, times
 from device_runtime.backends.onnxruntime import OnnxRuntime, module_of
 from device_runtime.models.version import Parts, load

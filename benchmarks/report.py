@@ -29,7 +29,7 @@ import numpy as np
 
 from benchmarks.load import POPULATION, LoadConfig, LoadFleet
 from benchmarks.null_task import null_coordinator
-from benchmarks.options import ReportOptions
+from benchmarks.runner import ReportOptions
 from benchmarks.usage import Usage, cpu_s
 from coordinator.store.tasks import TaskSettings
 from muster.local.server import LocalCoordinator

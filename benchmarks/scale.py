@@ -23,9 +23,9 @@ from typing import Any, NamedTuple
 from benchmarks import scale_reports
 from benchmarks.load import POPULATION, LoadConfig, LoadFleet, Refusal
 from benchmarks.null_task import null_bundle
-from benchmarks.options import ScaleOptions
 from benchmarks.postgresql import Cluster, binaries, cluster
 from benchmarks.report import task_of
+from benchmarks.runner import ScaleOptions
 from benchmarks.usage import main_thread_s
 from coordinator.api.service import Service
 from coordinator.rules.pacing import MARK_BYTES, Return, Tally, notice_of, text_of

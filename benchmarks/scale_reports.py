@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 import sqlalchemy
 
 from benchmarks.load import LoadConfig, LoadFleet
-from benchmarks.options import ScaleOptions
 from benchmarks.report import DEADLINE_S, upload
+from benchmarks.runner import ScaleOptions
 from benchmarks.usage import cpu_s
 from muster.local.server import LocalCoordinator
 from muster.output import Say

@@ -27,7 +27,7 @@ from cryptography.hazmat.primitives.ciphers import Cipher
 from cryptography.hazmat.primitives.ciphers.algorithms import AES256
 from cryptography.hazmat.primitives.ciphers.modes import CTR
 
-from benchmarks.options import SecaggOptions
+from benchmarks.runner import SecaggOptions
 from benchmarks.usage import in_turns, least_cpu_s
 from muster.output import Say
 from secagg import keys, packing, parameters

@@ -17,7 +17,7 @@ from cryptography.hazmat.primitives.asymmetric.ec import SECP256R1, generate_pri
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from starlette.requests import Request as HttpRequest
 
-from benchmarks.options import SignaturesOptions
+from benchmarks.runner import SignaturesOptions
 from benchmarks.usage import in_turns, times
 from coordinator.api.authentication import Authenticator
 from coordinator.metrics import Metrics

@@ -18,7 +18,7 @@ from device_runtime.errors import DeadlinePassed, NonFiniteReport, PlanRefused
 from fedcore.batching import StreamKey, noise, sweeps
 from fedcore.codecs.codec import RoundKey
 from fedcore.errors import ReportError
-from fedcore.loss_counts import LOSS_COUNTS, LOSSES, count_losses
+from fedcore.figures import LOSS_COUNTS, LOSSES, count_losses
 from fedcore.params import Float32, Frozen, VectorSpec
 from fedcore.plan import (
     BROADCAST,

@@ -43,8 +43,8 @@ from fedcore.algorithms.question import QUESTION, text_of
 from fedcore.bundle import AlgorithmRef, Bundle, Manifest
 from fedcore.checkpoint import encode, encode_frozen, frozen_specs_of
 from fedcore.codecs.compression import Compression
+from fedcore.figures import LOSS_COUNTS
 from fedcore.hold_out import HoldOut
-from fedcore.loss_counts import LOSS_COUNTS
 from fedcore.params import Frozen, VectorSpec
 from fedcore.plan import (
     FIRST_KEPT,

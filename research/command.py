@@ -78,7 +78,7 @@ def _run(study: Study, sizes: Sizes, out: Path, processes: int | None) -> Report
     """Run the trials, and show progress."""
     from muster.header import header
     from research.report import Report
-    from research.trials import Trials
+    from research.study import Trials
     from simulator.engines.workers.processes import usable_cores
 
     words = ["muster", "study", study.name, f"--seeds {sizes.seeds}"]

@@ -14,10 +14,20 @@ from coordinator.rules.task_settings import Secagg, TaskSettings
 from export.model import Model
 from export.models import load as load_model
 from fedcore.codecs.compression import Compression
-from research.papers import KONECNY_COMMUNICATION
-from research.study import Findings, Plot, Row, Study, Table
-from research.trainings import averaged_layout, curve, finals, settings_in_words, train
-from research.trials import Trials
+from research.study import (
+    KONECNY_COMMUNICATION,
+    Findings,
+    Plot,
+    Row,
+    Study,
+    Table,
+    Trials,
+    averaged_layout,
+    curve,
+    finals,
+    settings_in_words,
+    train,
+)
 
 COHORT, CLIP = 16, 0.75
 SETTINGS = {"client_lr": 0.1, "batch_size": 10, "weighting": "uniform"}

@@ -11,10 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from research.papers import BONAWITZ
-from research.study import Findings, PerSeed, Plot, Row, Study, Table
-from research.trainings import settings_in_words
-from research.trials import Series, Trials
+from research.study import BONAWITZ, Findings, PerSeed, Plot, Row, Series, Study, Table, Trials, settings_in_words
 from simulator.configuration import SimulationConfig
 from simulator.course import ACCURACY, Point
 from simulator.datasets.bundled import digits

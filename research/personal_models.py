@@ -15,10 +15,21 @@ from typing import Any
 
 from export.model import Model
 from export.models import load as load_model
-from research.papers import COLLINS
-from research.study import Findings, PerSeed, Plot, Row, Study, Table, mean
-from research.trainings import curve, last, measured
-from research.trials import Series, Trials
+from research.study import (
+    COLLINS,
+    Findings,
+    PerSeed,
+    Plot,
+    Row,
+    Series,
+    Study,
+    Table,
+    Trials,
+    curve,
+    last,
+    mean,
+    measured,
+)
 from simulator import datasets
 from simulator.configuration import HELD_OUT, SimulationConfig
 from simulator.engine import evaluate_own

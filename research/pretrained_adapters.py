@@ -20,10 +20,7 @@ from export.huggingface.folder import Pretrained, padding_of, spec_of, unadapted
 from export.huggingface.modules import Text
 from export.model import Model
 from export.models import load as load_model
-from research.papers import HU
-from research.study import Findings, Plot, Row, Study, Table
-from research.trainings import curve, last, measured
-from research.trials import Series, Trials
+from research.study import HU, Findings, Plot, Row, Series, Study, Table, Trials, curve, last, measured
 from simulator import datasets
 from simulator.configuration import HELD_OUT, SimulationConfig
 from simulator.datasets.bundled import MARKS

@@ -15,10 +15,20 @@ from coordinator.rules.task_settings import Secagg
 from fedcore.masking import least_square
 from fedcore.privacy.accounting import Deployment, calibrated, ways
 from fedcore.privacy.settings import Noise
-from research.papers import KAIROUZ
-from research.study import Findings, PerSeed, Plot, Row, Study, Table
-from research.trainings import finals, measured, settings_in_words
-from research.trials import Series, Trials
+from research.study import (
+    KAIROUZ,
+    Findings,
+    PerSeed,
+    Plot,
+    Row,
+    Series,
+    Study,
+    Table,
+    Trials,
+    finals,
+    measured,
+    settings_in_words,
+)
 from secagg.parameters import least_honest
 from simulator import datasets
 from simulator.audit import stand_in

@@ -15,10 +15,7 @@ from export.model import Model
 from export.models import load as load_model
 from fedcore.algorithms import create
 from fedcore.params import Float32
-from research.papers import CHARLES
-from research.study import Findings, Plot, Row, Study, Table, mean
-from research.trainings import curve, settings_in_words
-from research.trials import Series, Trials
+from research.study import CHARLES, Findings, Plot, Row, Series, Study, Table, Trials, curve, mean, settings_in_words
 from simulator import datasets
 from simulator.engine import Engine
 from simulator.engines.computing import Computing

@@ -6,9 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from research.papers import BONAWITZ
-from research.study import Findings, PerSeed, Plot, Row, Study, Table
-from research.trials import Series, Trials
+from research.study import BONAWITZ, Findings, PerSeed, Plot, Row, Series, Study, Table, Trials
 from simulator.forecast.configuration import ForecastConfig
 from simulator.forecast.devices import DAY_S
 from simulator.forecast.twin import Twin

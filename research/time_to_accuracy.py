@@ -11,10 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from research.papers import PAPAYA
-from research.study import Findings, PerSeed, Plot, Row, Study, Table, mean
-from research.trainings import settings_in_words
-from research.trials import Series, Trials
+from research.study import PAPAYA, Findings, PerSeed, Plot, Row, Series, Study, Table, Trials, mean, settings_in_words
 from simulator import datasets
 from simulator.configuration import SimulationConfig
 from simulator.forecast.configuration import ForecastConfig

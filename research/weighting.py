@@ -8,10 +8,20 @@ from __future__ import annotations
 
 from typing import Any
 
-from research.papers import FIELD_GUIDE
-from research.study import Findings, Plot, Row, Study, Table
-from research.trainings import curve, finals, measured, settings_in_words
-from research.trials import Series, Trials
+from research.study import (
+    FIELD_GUIDE,
+    Findings,
+    Plot,
+    Row,
+    Series,
+    Study,
+    Table,
+    Trials,
+    curve,
+    finals,
+    measured,
+    settings_in_words,
+)
 from simulator import datasets
 from simulator.configuration import SimulationConfig
 from simulator.datasets.synthetic import synthetic

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from coordinator.rules.progress import START
 from coordinator.rules.task_settings import MOST_LOSS_GROWTH
-from simulator.engines.examples import DIVERGED
+from simulator.engines.memory import DIVERGED
 from simulator.population import Population
 from simulator.training import PerUser
 

@@ -30,8 +30,7 @@ from fedcore.schedule import ServerSchedule
 from simulator.client_states import ClientStates
 from simulator.compressed import CompressedReports
 from simulator.engines.computing import Computing, compute_device
-from simulator.engines.examples import cause, on_device
-from simulator.engines.memory import single_precision
+from simulator.engines.memory import cause, on_device, single_precision
 from simulator.engines.sums import Client, layouts_of
 from simulator.engines.workers.processes import CohortTrainer, OneProcess, Processes
 from simulator.errors import Diverged

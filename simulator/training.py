@@ -23,7 +23,7 @@ from fedcore.plan import prefixed, unprefixed
 from fedcore.report import Weighting
 from simulator.engine import Engine, evaluate, evaluate_own
 from simulator.engines.computing import Computing, EngineName
-from simulator.engines.examples import cause
+from simulator.engines.memory import cause
 from simulator.engines.workers.forked import compute_apart
 from simulator.errors import Diverged, EngineError
 from simulator.population import Population

@@ -19,8 +19,8 @@ from fedcore.batching import StreamKey, noise, permutation
 from fedcore.codecs import encode as encode_values
 from fedcore.codecs.codec import CountSketch, LowRank, Rotation, RoundKey, Subsample
 from fedcore.errors import BrokenSuccession, ReportError
+from fedcore.figures import LOSS_COUNTS
 from fedcore.hold_out import HoldOut
-from fedcore.loss_counts import LOSS_COUNTS
 from fedcore.plan import BlobRef, ExampleSpec, Field, PredictPlan, TripPlan
 from fedcore.questions.question import LONGEST_QUESTION
 from fedcore.release import LineageEntry, Release, ReleasedEvaluation, SumBounds, TreeHead
@@ -33,9 +33,19 @@ from fedcore.wire.signatures import PublicKey, device_id
 from secagg import parameters
 from tests.device_runtime import divisions, linear
 from tests.device_runtime.test_onnx_check import REFUSED, running_sum
-from tools.packing_vectors import cohorts, noise_shares, packings
-from tools.range_vectors import RANGED, fixed_points, ranged, refused_layouts
-from tools.vector_inputs import SEED, digest, private, values
+from tools.vector_inputs import (
+    RANGED,
+    SEED,
+    cohorts,
+    digest,
+    fixed_points,
+    noise_shares,
+    packings,
+    private,
+    ranged,
+    refused_layouts,
+    values,
+)
 
 PATH = Path(__file__).parents[1] / "tests" / "vectors" / "device.json"
 BOUNDS = SumBounds(clip_norm=1.5, bits=20, max_examples=100, min_sum=8)

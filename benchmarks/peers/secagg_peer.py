@@ -17,9 +17,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from benchmarks.options import SecaggOptions
-from benchmarks.peer import python_with
+from benchmarks.runner import SecaggOptions
 from benchmarks.secagg import run
+from benchmarks.usage import python_with
 from muster.header import header
 
 HERE = Path(__file__).parent

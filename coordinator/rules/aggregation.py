@@ -20,7 +20,7 @@ from fedcore.algorithms.algorithm import Algorithm, ServerStep, Trip, figures_of
 from fedcore.algorithms.fitting import with_local
 from fedcore.codecs.codec import RoundKey
 from fedcore.errors import ReportError
-from fedcore.loss_counts import LOSS_COUNTS, LOSSES
+from fedcore.figures import LOSS_COUNTS, LOSSES
 from fedcore.masking import fixed_point, greatest_weight
 from fedcore.params import FLOAT_BYTES, Float32, VectorSpec
 from fedcore.plan import Plan
@@ -58,7 +58,7 @@ class ReportSum:
 class Aggregate(NamedTuple):
     """The result of a round: the server state after it, the broadcast to devices, and mean metrics with figures.
 
-    losses: how many devices reached each level of loss, where the plan counts them (`fedcore.loss_counts`).
+    losses: how many devices reached each level of loss, where the plan counts them (`fedcore.figures`).
     """
 
     state: Vectors

@@ -35,9 +35,9 @@ from device_runtime.trainer import Job, Limits, Measured, divided, local_graphs
 from fedcore import checkpoint
 from fedcore.batching import StreamKey
 from fedcore.errors import BadRelease, FedcoreError
-from fedcore.model_release import check_model_name, decode_model_release
 from fedcore.params import VectorSpec
 from fedcore.plan import PARAMS, BlobRef
+from fedcore.release import check_model_name, decode_model_release
 
 KEY = StreamKey(0, 0, 0)
 """Of the order of examples: the same examples give the same model, so nobody tries until chance says that one helps."""

@@ -1,10 +1,186 @@
-"""The distributed optimizers of linear models, by name."""
+"""Distributed optimizers of linear models, by name: CoCoA+, DANE and sparse FSVRG."""
 
 from __future__ import annotations
 
-from simulator.baselines.cocoa import CocoaPlus
-from simulator.baselines.dane import Dane
-from simulator.baselines.method import Method
-from simulator.baselines.sparse_fsvrg import SparseFsvrg
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedcore.algorithms.settings import count, flag, nonnegative, positive
+from simulator.baselines import LinearBaseline
+from simulator.baselines.method import Array, LinearProblem, Method, Order, sigmoid
+
+HALVINGS = 50
+
+
+@dataclass(frozen=True, slots=True)
+class CocoaPlus:
+    """One exchange a round: d up, d down. State: the duals of all examples (N, C).
+
+    l2: weight of the regularisation, a part of the problem.
+    epochs: sweeps of a client over its examples in a round.
+    """
+
+    name: ClassVar[LinearBaseline] = "cocoa"
+
+    l2: float = positive(1e-3)
+    epochs: int = count(1)
+
+    def init(self, problem: LinearProblem) -> Array:
+        """Duals at which the dual is finite: 0, or for logistic problems ½ y."""
+        zeros_NC = np.zeros_like(problem.targets)
+        return zeros_NC if problem.loss == "ridge" else zeros_NC + problem.targets / 2
+
+    def weights(self, problem: LinearProblem, state: Array) -> Array:
+        return problem.features.T @ state / (problem.l2 * len(state))
+
+    def step(self, problem: LinearProblem, state: Array, order: Order) -> Array:
+        """The duals after a round of all clients, each from the same w."""
+        after_NC, weights_DC = state.copy(), self.weights(problem, state)
+        for client, rows in enumerate(problem.rows):
+            self._ascend(problem, rows, after_NC[rows], weights_DC.copy(), client, order)
+        return after_NC
+
+    def _ascend(
+        self, problem: LinearProblem, rows: slice, duals_NC: Array, v_DC: Array, client: int, order: Order
+    ) -> None:
+        """Move a client's duals, in place."""
+        x, y = problem.features[rows], problem.targets[rows]
+        scale = len(problem.rows) / (problem.l2 * len(problem.features))
+        for epoch in range(self.epochs):
+            for j in order(client, epoch, len(x)):
+                curvature = scale * x[j] @ x[j]
+                best_C = _best(problem, duals_NC[j], y[j], x[j] @ v_DC, curvature)
+                v_DC += scale * np.outer(x[j], best_C - duals_NC[j])
+                duals_NC[j] = best_C
+
+
+def _best(problem: LinearProblem, dual_C: Array, y_C: Array, output_C: Array, curvature: float) -> Array:
+    """The best next dual of one example, (C,)."""
+    if problem.loss == "ridge":
+        return dual_C + (y_C - dual_C - output_C) / (1 + curvature)
+    # With β = sigmoid(u), u + y⟨x, v⟩ + curvature (sigmoid(u) − β_old) rises in u, and its root lies in this bracket.
+    margin_C, old_C = y_C * output_C, y_C * dual_C
+    low_C, high_C = -margin_C - curvature * (1 - old_C), -margin_C + curvature * old_C
+    for _ in range(HALVINGS):
+        middle_C = (low_C + high_C) / 2
+        below_C = middle_C + margin_C + curvature * (sigmoid(middle_C) - old_C) < 0
+        low_C, high_C = np.where(below_C, middle_C, low_C), np.where(below_C, high_C, middle_C)
+    return y_C * sigmoid((low_C + high_C) / 2)
+
+
+NEWTON_STEPS, ACCURACY = 100, 1e-14
+
+
+@dataclass(frozen=True, slots=True)
+class Dane:
+    """Two exchanges a round: d up and d down for each. State: the weights (D, C).
+
+    l2: weight of the regularisation, a part of the problem.
+    eta: weight of the common gradient; 1 in the paper's experiments.
+    mu: weight of the quadratic term.
+    """
+
+    name: ClassVar[LinearBaseline] = "dane"
+
+    l2: float = positive(1e-3)
+    eta: float = positive(1.0)
+    mu: float = nonnegative(1.0)
+
+    def init(self, problem: LinearProblem) -> Array:
+        return np.zeros((problem.features.shape[1], problem.targets.shape[1]))
+
+    def weights(self, problem: LinearProblem, state: Array) -> Array:
+        return state
+
+    def step(self, problem: LinearProblem, state: Array, order: Order) -> Array:
+        common_DC = problem.gradient(state)
+        after_DC = np.zeros_like(state)
+        for rows in problem.rows:
+            share = (rows.stop - rows.start) / len(problem.features)
+            bend_DC = problem.gradient(state, rows) - self.eta * common_DC
+            local = [self._solve(problem, rows, output, state, bend_DC) for output in range(state.shape[1])]
+            after_DC += share * np.stack(local, 1)
+        return after_DC
+
+    def _solve(self, problem: LinearProblem, rows: slice, output: int, start_DC: Array, bend_DC: Array) -> Array:
+        """w_k of one output, (D,), by Newton's method with backtracking from w."""
+        x, y = problem.features[rows], problem.targets[rows, output]
+        w, bend = start_DC[:, output], bend_DC[:, output]
+
+        def value(v: Array) -> float:
+            fit = problem.losses(x @ v, y).mean() + problem.l2 / 2 * v @ v
+            return float(fit - bend @ v + self.mu / 2 * (v - w) @ (v - w))
+
+        v = w
+        for _ in range(NEWTON_STEPS):
+            slope = x.T @ problem.slopes(x @ v, y) / len(x) + problem.l2 * v - bend + self.mu * (v - w)
+            newton = np.linalg.solve(problem.hessian(v, rows) + self.mu * np.eye(len(v)), slope)
+            decrement, size = float(slope @ newton), 1.0
+            if decrement < ACCURACY:
+                return v - newton
+            while size > ACCURACY and value(v - size * newton) > value(v) - size / 4 * decrement:
+                size /= 2
+            v = v - size * newton
+        return v
+
+
+Visits = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class SparseFsvrg:
+    """Two exchanges a round: d up and d down for each, and the frequencies of features once. State: the weights (D, C).
+
+    l2: weight of the regularisation, a part of the problem.
+    lr: step size h; a step on a client with n_k examples is h / n_k.
+    scaled: whether coordinates are scaled by S_k and A.
+    """
+
+    name: ClassVar[LinearBaseline] = "sparse_fsvrg"
+
+    l2: float = nonnegative(1e-3)
+    lr: float = positive(1.0)
+    scaled: bool = flag(True)
+
+    def init(self, problem: LinearProblem) -> Array:
+        return np.zeros((problem.features.shape[1], problem.targets.shape[1]))
+
+    def weights(self, problem: LinearProblem, state: Array) -> Array:
+        return state
+
+    def step(self, problem: LinearProblem, state: Array, order: Order) -> Array:
+        common_DC, moved_DC = problem.gradient(state), np.zeros_like(state)
+        present_ND = problem.features != 0
+        share_D = present_ND.mean(0)
+        clients_D = np.zeros(len(share_D))
+        for client, rows in enumerate(problem.rows):
+            own_D = present_ND[rows].mean(0)
+            clients_D += own_D > 0
+            scale_D = np.divide(share_D, own_D, out=np.ones_like(own_D), where=(own_D > 0) & self.scaled)
+            visits = order(client, 0, rows.stop - rows.start)
+            after_DC = self._sweep(problem, rows, state, common_DC, scale_D[:, None], visits)
+            moved_DC += (rows.stop - rows.start) / len(problem.features) * (after_DC - state)
+        rarity_D = np.divide(
+            len(problem.rows), clients_D, out=np.ones_like(share_D), where=(clients_D > 0) & self.scaled
+        )
+        moved_DC *= rarity_D[:, None]
+        return state + moved_DC
+
+    def _sweep(
+        self, problem: LinearProblem, rows: slice, start_DC: Array, common_DC: Array, scale_D1: Array, visits: Visits
+    ) -> Array:
+        """w_k of a client, (D, C), after a step on each of its examples."""
+        x, y = problem.features[rows], problem.targets[rows]
+        before_NC = problem.slopes(x @ start_DC, y)
+        after_DC, h = start_DC.copy(), self.lr / len(x)
+        for j in visits:
+            change_C = problem.slopes(x[j] @ after_DC, y[j]) - before_NC[j]
+            change_DC = x[j][:, None] * change_C + problem.l2 * (after_DC - start_DC)
+            after_DC -= h * (scale_D1 * change_DC + common_DC)
+        return after_DC
+
 
 METHODS: dict[str, type[Method]] = {cls.name: cls for cls in (Dane, CocoaPlus, SparseFsvrg)}

@@ -10,7 +10,7 @@ import numpy as np
 from fedcore import algorithms, checkpoint
 from fedcore.algorithms.rehearsal import rehearse
 from fedcore.bundle import AlgorithmRef, Bundle, Certificate, Evidence, Footprint, Manifest, Parity
-from fedcore.loss_counts import LOSS_COUNTS, LOSSES, count_losses
+from fedcore.figures import LOSS_COUNTS, LOSSES, count_losses
 from fedcore.params import ParamSchema, TensorSpec, VectorSpec
 from fedcore.plan import BlobRef, ExampleSpec, Field, PassPlan, Plan
 from fedcore.report import ReportLayout, Segment

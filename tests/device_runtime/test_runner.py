@@ -10,7 +10,7 @@ from device_runtime.runner import execute
 from device_runtime.work import decode_unweighted, encode_report
 from fedcore import checkpoint
 from fedcore.batching import batches, noise
-from fedcore.loss_counts import LEVELS, LOSS_COUNTS, count_losses, levels
+from fedcore.figures import LEVELS, LOSS_COUNTS, count_losses, levels
 from fedcore.plan import BlobRef
 from fedcore.report import ReportLayout, Segment
 from fedcore.schedule import Loop

@@ -20,9 +20,15 @@ from typer.testing import CliRunner
 
 from benchmarks import adapters, curves, language_model, null_task
 from benchmarks.device_footprint import LOADS, LOADS_SANDBOX, import_cpu_s, run_python, size_mb, train_rss_mb
-from benchmarks.options import BENCHMARKS, AdaptersOptions, CurvesOptions, LanguageModelOptions, ReportOptions
 from benchmarks.report import run
-from benchmarks.runner import command_of
+from benchmarks.runner import (
+    BENCHMARKS,
+    AdaptersOptions,
+    CurvesOptions,
+    LanguageModelOptions,
+    ReportOptions,
+    command_of,
+)
 from benchmarks.usage import Usage, main_thread_s
 from fedcore.algorithms import ALGORITHMS, create
 from fedcore.algorithms.evaluation import EVALUATION

@@ -12,8 +12,8 @@ from benchmarks.engine import run
 from benchmarks.engine_peers import BARE, PEERS, RUNNERS, compare
 from benchmarks.engine_processes import measure_cores, measure_scaling
 from benchmarks.engine_workloads import WORKLOADS, Workload, grown, logreg, steps_of
-from benchmarks.options import EngineOptions
-from benchmarks.peer import PeerError, python_with, started
+from benchmarks.runner import EngineOptions
+from benchmarks.usage import PeerError, python_with, started
 from simulator.errors import EngineError
 
 SMALL = Workload(logreg, 3, (15, 45), clients=50)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.options import ScaleOptions
 from benchmarks.postgresql import binaries
+from benchmarks.runner import ScaleOptions
 from benchmarks.scale import run
 
 

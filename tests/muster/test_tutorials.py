@@ -13,7 +13,7 @@ from research.pretrained_adapters import INSTALL, PACKAGE
 from tests.muster.reader import BLOCK, Reader
 from tests.sampled import sampled
 from tests.tree import ROOT
-from tools.arm.wheel import build_wheel
+from tools.arm.build import build_wheel
 
 TUTORIALS = ROOT / "docs" / "tutorials"
 HOW_TO_FOLDER = ROOT / "docs" / "how-to"

@@ -8,9 +8,7 @@ import pytest
 
 from research.pseudo_gradients import mean_cosine
 from research.studies import STUDIES, find
-from research.study import mean
-from research.trainings import finals, train
-from research.trials import Trials
+from research.study import Trials, finals, mean, train
 from simulator.errors import StudyError
 
 CALLS = "calls"

@@ -30,9 +30,7 @@ from tests.device_runtime.test_sandbox import WIDE, job
 from tests.simulator.federation import SEED
 from tests.simulator.test_fleet import fleet
 from tests.simulator.test_keystone import TOLERANCE
-from tools.arm.build import build, wheels_for_arm
-from tools.arm.calls import call
-from tools.arm.wheel import build_wheel
+from tools.arm.build import build, build_wheel, call, wheels_for_arm
 
 RUNTIME = ("onnxruntime",)
 MADE_NOW = pytest.mark.timeout(600)

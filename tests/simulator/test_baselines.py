@@ -12,13 +12,9 @@ from fedcore.algorithms import create
 from fedcore.batching import StreamKey, permutation
 from fedcore.errors import InvalidSetting
 from simulator.baselines import LinearBaseline
-from simulator.baselines.cocoa import CocoaPlus
-from simulator.baselines.dane import Dane
-from simulator.baselines.linear import LinearProblem
 from simulator.baselines.local_only import LocalOnly
-from simulator.baselines.method import LinearTraining
-from simulator.baselines.methods import METHODS
-from simulator.baselines.sparse_fsvrg import SparseFsvrg
+from simulator.baselines.method import LinearProblem, LinearTraining
+from simulator.baselines.methods import METHODS, CocoaPlus, Dane, SparseFsvrg
 from simulator.configuration import SimulationConfig
 from simulator.engine import Engine
 from simulator.errors import Diverged, EngineError

@@ -18,7 +18,7 @@ from fedcore.algorithms.fed_avg import FedAvg
 from fedcore.batching import StreamKey
 from fedcore.codecs.compression import Compression
 from fedcore.errors import ReportError
-from fedcore.loss_counts import LOSS_COUNTS
+from fedcore.figures import LOSS_COUNTS
 from fedcore.ranges import Range
 from simulator.compressed import CompressedReports
 from simulator.engine import Engine

@@ -1,13 +1,18 @@
-"""Builds the sysroot that `simulator.fleet.arm` describes, for `muster fleet sysroot`."""
+"""Builds the sysroot that `simulator.fleet.arm` describes, from Debian's and PyPI's packages and Muster's wheel."""
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
+import os
 import platform
+import re
+import shutil
+import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+import tomllib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -17,8 +22,117 @@ from device_runtime.native import library as executorch
 from fedcore.private_files import write_whole
 from simulator.errors import SysrootError
 from simulator.fleet import arm
-from tools.arm import debian
-from tools.arm.calls import call
+
+
+def call(command: Sequence[str], environment: Mapping[str, str] | None = None) -> str:
+    """Run a program and return its output. Raises SysrootError with the reason if it is missing or fails."""
+    try:
+        done = subprocess.run(
+            command,
+            env={**os.environ, "LC_ALL": "C"} if environment is None else environment,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    except OSError as error:
+        raise SysrootError(f"cannot run {command[0]} on this machine: {error.strerror}") from error
+    if done.returncode:
+        raise SysrootError(f"`{' '.join(command)}` failed: {_reason(done.stderr or done.stdout, done.returncode)}")
+    return done.stdout
+
+
+def _reason(words: str, code: int) -> str:
+    lines = [line.strip() for line in words.splitlines() if line.strip()] or [f"exit code {code}"]
+    telling = [line for line in lines if line.lower().startswith(("e:", "error"))] or lines
+    return telling[-1]
+
+
+MIRROR = "http://deb.debian.org/debian"
+KEYS = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
+# apt's network settings on this machine. Its other settings may hold hooks that need root.
+NETWORK = re.compile(r"Acquire::(https?|Retries|ForceIPv[46])\b.*")
+
+
+def unpack(packages: Sequence[str], arch: str, suite: str, folder: Path) -> None:
+    """Unpack packages and their dependencies, of Debian's architecture `arch` and release `suite`, into `folder`.
+
+    Raises SysrootError if this machine lacks apt or Debian's keys, or apt fails.
+    """
+    if not KEYS.is_file():
+        raise SysrootError(f"there are no Debian keys at {KEYS}: apt-get install debian-archive-keyring")
+    with tempfile.TemporaryDirectory(prefix="muster-apt-") as place:
+        own, environment = Path(place), {**os.environ, "LC_ALL": "C"}
+        settings = _settings(own, arch)
+        for part in ("state", "lists/partial", "cache/archives/partial"):
+            (own / part).mkdir(parents=True)
+        (own / "status").touch()
+        (own / "sources.list").write_text(f"deb [signed-by={KEYS}] {_mirror()} {suite} main\n")
+        (own / "apt.conf").write_text(settings)
+        environment["APT_CONFIG"] = str(own / "apt.conf")
+        call(["apt-get", "-q", "update"], environment)
+        call(["apt-get", "-qy", "--no-install-recommends", "--download-only", "install", *packages], environment)
+        for package in sorted((own / "cache" / "archives").glob("*.deb")):
+            call(["dpkg-deb", "--extract", str(package), str(folder)])
+
+
+def _settings(own: Path, arch: str) -> str:
+    """apt's configuration: the machine's network settings, and everything else in `own`."""
+    network = [line for line in call(["apt-config", "dump"]).splitlines() if NETWORK.fullmatch(line)]
+    return "\n".join(
+        [
+            *network,
+            f'APT::Architecture "{arch}";',
+            f'APT::Architectures {{ "{arch}"; }};',
+            'APT::Sandbox::User "root";',  # another user may be unable to read the cache
+            'Debug::NoLocking "true";',
+            'Acquire::Languages "none";',
+            f'Dir::State "{own}/state";',
+            f'Dir::State::lists "{own}/lists";',
+            f'Dir::State::status "{own}/status";',
+            f'Dir::Cache "{own}/cache";',
+            f'Dir::Etc::sourcelist "{own}/sources.list";',
+            'Dir::Etc::sourceparts "/dev/null";',
+            'Dir::Etc::main "/dev/null";',
+            'Dir::Etc::parts "/dev/null";',
+            "",
+        ]
+    )
+
+
+def _mirror() -> str:
+    """The Debian mirror that this machine uses; else the public one."""
+    uris = call(["apt-get", "indextargets", "--format", "$(REPO_URI)", "Created-By: Packages", "Label: Debian"])
+    return next(iter(uris.split()), MIRROR).rstrip("/")
+
+
+TREE = Path(__file__).parents[2]
+BESIDE = ("pyproject.toml", "README.md", "LICENSE")
+
+
+def build_wheel(folder: Path) -> Path:
+    """Build the wheel into `folder`. Raises SysrootError when pip fails.
+
+    It is built from a copy: setuptools leaves files in the tree, and picks up old ones there.
+    """
+    with tempfile.TemporaryDirectory(prefix="muster-wheel-") as place:
+        for path in _sources():
+            copy = Path(place) / "tree" / path.relative_to(TREE)
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(path, copy)
+        options = ["--no-deps", "--quiet", "--disable-pip-version-check", "--wheel-dir", place]
+        call([sys.executable, "-m", "pip", "wheel", *options, str(Path(place) / "tree")])
+        wheel = next(Path(place).glob("*.whl"))
+        return Path(shutil.copy(wheel, folder))
+
+
+def _sources() -> Iterator[Path]:
+    project = tomllib.loads((TREE / "pyproject.toml").read_text())
+    packages = [name.rstrip("*") for name in project["tool"]["setuptools"]["packages"]["find"]["include"]]
+    yield from (TREE / name for name in BESIDE)
+    for package in sorted(packages):
+        yield from sorted(p for p in (TREE / package).rglob("*") if p.is_file() and "__pycache__" not in p.parts)
+
 
 QEMU_SUITE = "bookworm-backports"
 LOADS = "import device_runtime.capabilities, device_runtime.session, simulator.fleet.fork_server; "
@@ -79,7 +193,7 @@ def _make_base(folder: Path, tell: Tell) -> None:
         base = Path(place) / "made"
         base.mkdir()
         tell("Debian packages for 64-bit ARM (20 MB)")
-        debian.unpack(arm.PACKAGES, "arm64", arm.SUITE, base / "root")
+        unpack(arm.PACKAGES, "arm64", arm.SUITE, base / "root")
         tell("Python packages for 64-bit ARM (40 MB)")
         options = ["--quiet", "--disable-pip-version-check", "--no-compile", "--target", str(base / "site")]
         call([sys.executable, "-m", "pip", "install", *options, *wheels_for_arm(), *arm.device_requirements()])
@@ -98,7 +212,7 @@ def _fetch_qemu(folder: Path) -> Path:
     if platform.machine() != "x86_64":
         raise SysrootError(f"this machine needs {arm.QEMU} {'.'.join(map(str, arm.OLDEST_QEMU))} or newer on its PATH")
     with tempfile.TemporaryDirectory(prefix=f".{arm.QEMU}-", dir=folder) as place:
-        debian.unpack(["qemu-user"], "amd64", QEMU_SUITE, Path(place))
+        unpack(["qemu-user"], "amd64", QEMU_SUITE, Path(place))
         return (Path(place) / "usr" / "bin" / arm.QEMU).replace(folder / arm.QEMU)
 
 

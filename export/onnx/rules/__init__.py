@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from export.onnx.graph import Rule
-from export.onnx.rules import arithmetic, indexing, reductions, shapes, windows
+from export.onnx.rules import arithmetic, shapes
 
 TABLE: dict[Any, Rule] = {
-    **arithmetic.TABLE,
-    **shapes.TABLE,
-    **indexing.TABLE,
-    **reductions.TABLE,
-    **windows.TABLE,
+    **arithmetic.ARITHMETIC,
+    **shapes.SHAPES,
+    **shapes.INDEXING,
+    **arithmetic.REDUCTIONS,
+    **shapes.WINDOWS,
 }

@@ -1,4 +1,4 @@
-"""Operators that move, join or cut values, and operators on sizes."""
+"""Operators that move, join, cut or index values; convolution and pooling."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import fx
 
+from export.convolution import Window
 from export.errors import UnsupportedOperator
 from export.onnx.graph import GraphBuilder, Rule, argument, arguments, dtype_of, overloads, rank_of
 
@@ -234,7 +235,7 @@ SHAPING: dict[Any, Rule] = {
         aten.unsqueeze.default: unsqueeze,
     }.items()
 }
-TABLE: dict[Any, Rule] = {
+SHAPES: dict[Any, Rule] = {
     **SHAPING,
     **SAME,
     **overloads(filled, aten.full.default, aten.full_like.default, aten.scalar_tensor.default),
@@ -255,4 +256,108 @@ TABLE: dict[Any, Rule] = {
     operator.getitem: item,
     operator.mul: symbolic_arithmetic("Mul"),
     operator.sub: symbolic_arithmetic("Sub"),
+}
+
+
+def select(graph: GraphBuilder, node: fx.Node) -> str:
+    """Gather at one index, which removes the axis."""
+    source, axis, index = arguments(node)
+    return graph.emit("Gather", [graph.value(source), graph.constant(index, np.int64)], axis=axis)
+
+
+def gather(graph: GraphBuilder, node: fx.Node) -> str:
+    """GatherElements: for each index the value there along an axis; the result has the shape of the indices."""
+    source, axis, index = arguments(node)[:3]
+    return graph.emit("GatherElements", [graph.value(source), graph.value(index)], axis=axis)
+
+
+def scatter(reduction: str) -> Rule:
+    """Write (or add) values at indices along an axis; a plain number is spread over the indices first."""
+
+    def rule(graph: GraphBuilder, node: fx.Node) -> str:
+        source, axis, index, updates = arguments(node)[:4]
+        if isinstance(updates, fx.Node) and updates.meta["val"].shape != index.meta["val"].shape:
+            raise UnsupportedOperator(f"{node.target} with values of another shape than the indices")
+        value = graph.value(updates, dtype_of(node))
+        if not isinstance(updates, fx.Node):
+            value = graph.emit("Expand", [value, graph.emit("Shape", [graph.value(index)])])
+        inputs = [graph.value(source), graph.value(index), value]
+        return graph.emit("ScatterElements", inputs, axis=axis, reduction=reduction)
+
+    return rule
+
+
+def embedding(graph: GraphBuilder, node: fx.Node) -> str:
+    """Gather of rows of a table (rows, width): the result has the shape of the indices, and `width` as last axis."""
+    weight, indices = arguments(node)[:2]
+    return graph.emit("Gather", [graph.value(weight), graph.value(indices)], axis=0)
+
+
+def index_put(graph: GraphBuilder, node: fx.Node) -> str:
+    """ScatterND on the first axis; with `accumulate` values are added. Raises UnsupportedOperator for other indices."""
+    source, indices, updates = arguments(node)[:3]
+    if len(indices) != 1 or indices[0].meta["val"].dtype == torch.bool:
+        raise UnsupportedOperator(
+            f"{node.target} with other indices than integers on the first axis; use torch.where or gather"
+        )
+    places = graph.emit("Unsqueeze", [graph.value(indices[0], torch.int64), graph.constant([-1], np.int64)])
+    reduction = "add" if argument(node, 3, False) else "none"
+    return graph.emit("ScatterND", [graph.value(source), places, graph.value(updates)], reduction=reduction)
+
+
+INDEXING: dict[Any, Rule] = {
+    **overloads(scatter("none"), aten.scatter.value, aten.scatter.src),
+    aten.embedding.default: embedding,
+    aten.gather.default: gather,
+    aten.index_put.default: index_put,
+    aten.scatter_add.default: scatter("add"),
+    aten.select.int: select,
+}
+
+
+def convolution(graph: GraphBuilder, node: fx.Node) -> str:
+    """Conv or ConvTranspose of (batch, channels, …space): pads are the same on both sides of an axis."""
+    source, weight, bias, stride, padding, dilation, transposed, output_padding, groups = arguments(node)
+    inputs = [graph.value(item) for item in (source, weight, bias) if item is not None]
+    window = Window.of(weight.meta["val"].shape[2:], stride, padding, dilation)
+    attributes: dict[str, Any] = {
+        "strides": window.stride,
+        "pads": [*window.padding, *window.padding],
+        "dilations": window.dilation,
+        "group": groups,
+    }
+    if transposed:
+        return graph.emit("ConvTranspose", inputs, output_padding=output_padding, **attributes)
+    return graph.emit("Conv", inputs, **attributes)
+
+
+def max_pool2d(graph: GraphBuilder, node: fx.Node) -> tuple[str, ...]:
+    """MaxPool of (batch, channels, height, width), and the places of the maxima where they are used.
+
+    Raises UnsupportedOperator for values of another rank.
+    """
+    source: fx.Node = arguments(node)[0]
+    if rank_of(source) != 4:
+        raise UnsupportedOperator(f"{node.target} of values that are not (batch, channels, height, width)")
+    window = Window.pool(argument(node, 1), argument(node, 2, ()), argument(node, 3, [0, 0]), argument(node, 4, [1, 1]))
+    # Where shapes are inferred, `ceil_mode` of ONNX counts windows that begin behind the end; where they are run, not.
+    overhang = window.overhang(source.meta["val"].shape[2:]) if argument(node, 5, False) else (0, 0)
+    ends = [pad + more for pad, more in zip(window.padding, overhang, strict=True)]
+    attributes: dict[str, Any] = {
+        "kernel_shape": window.kernel,
+        "strides": window.stride,
+        "pads": [*window.padding, *ends],
+        "dilations": window.dilation,
+    }
+    if all(user.args[1] == 0 for user in node.users):
+        return (graph.emit("MaxPool", [graph.value(source)], **attributes),)  # places cost ten times the maximum
+    values, places = graph.emit_many("MaxPool", [graph.value(source)], 2, **attributes)
+    # ONNX counts places over the whole tensor, torch within each plane.
+    plane = graph.constant(int(np.prod(source.meta["val"].shape[2:])), np.int64)
+    return values, graph.emit("Mod", [places, plane])
+
+
+WINDOWS: dict[Any, Rule] = {
+    aten.convolution.default: convolution,
+    aten.max_pool2d_with_indices.default: max_pool2d,
 }
