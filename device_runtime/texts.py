@@ -18,12 +18,10 @@ from numpy.typing import NDArray
 
 from device_runtime.errors import STOPS, DeadlinePassed, ExamplesError, PlanRefused
 from device_runtime.tokenizer_file import check, check_added
-from fedcore.plan import BlobRef, Field, Tokenizer
+from fedcore.plan import Field
 
 if TYPE_CHECKING:
     import tokenizers
-
-    from device_runtime.trainer import Limits, Trainer
 
 INSTALL = "pip install 'muster-fl[text]'"
 Ids = list[int]
@@ -98,31 +96,6 @@ class LoadedTokenizer:
             _check_fits(self._field, whole, self._padding)
             ids[place, : len(whole)] = whole
         return Tokens(ids, cut)
-
-
-class Texts:
-    """Has a trainer make tokens of a plan's texts, within limits. blob: gets tokenizers. keep_going: as of a Trainer.
-
-    `cut`: texts that were too long.
-    """
-
-    def __init__(
-        self, blob: Callable[[BlobRef], bytes], trainer: Trainer, limits: Limits, keep_going: Callable[[], bool]
-    ) -> None:
-        self._blob, self._trainer, self._limits, self._keep_going = blob, trainer, limits, keep_going
-        self._before_s, self.cut = trainer.cpu_s, 0
-
-    def tokenize(self, field: Field, tokenizer: Tokenizer, texts: NDArray[np.object_]) -> NDArray[np.int32]:
-        """Texts (n,) as the field's tokens (n, T). Raises as `blob` and `Trainer.tokenize`."""
-        column = TextColumn(field, self._blob(tokenizer.blob), tokenizer.padding, texts)
-        tokens = self._trainer.tokenize(column, self.left, self._keep_going)
-        self.cut += tokens.cut
-        return tokens.ids
-
-    @property
-    def left(self) -> Limits:
-        """What making tokens left of the limits."""
-        return self._limits.after(self._trainer.cpu_s - self._before_s)
 
 
 def has_library() -> bool:

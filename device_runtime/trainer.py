@@ -1,4 +1,4 @@
-"""Trainers: they run a plan's graphs over local examples, and make a released model personal."""
+"""Trainers: they run a plan's graphs over local examples, tokenize texts, and make a released model personal."""
 
 from __future__ import annotations
 
@@ -29,9 +29,12 @@ from fedcore.plan import (
     EXAMPLE,
     FROZEN,
     PARAMS,
+    BlobRef,
     ExampleSpec,
+    Field,
     PassPlan,
     Plan,
+    Tokenizer,
     begin_graph,
     loop_graph,
     prefixed,
@@ -352,3 +355,28 @@ class InProcess:
             raise
         except Exception as error:  # any error of an engine becomes the outcome of the session
             raise RuntimeFailed("the engine failed", f"{type(error).__name__}: {error}") from error
+
+
+class Texts:
+    """Has a trainer make tokens of a plan's texts, within limits. blob: gets tokenizers. keep_going: as of a Trainer.
+
+    `cut`: texts that were too long.
+    """
+
+    def __init__(
+        self, blob: Callable[[BlobRef], bytes], trainer: Trainer, limits: Limits, keep_going: Callable[[], bool]
+    ) -> None:
+        self._blob, self._trainer, self._limits, self._keep_going = blob, trainer, limits, keep_going
+        self._before_s, self.cut = trainer.cpu_s, 0
+
+    def tokenize(self, field: Field, tokenizer: Tokenizer, texts: NDArray[np.object_]) -> NDArray[np.int32]:
+        """Texts (n,) as the field's tokens (n, T). Raises as `blob` and `Trainer.tokenize`."""
+        column = TextColumn(field, self._blob(tokenizer.blob), tokenizer.padding, texts)
+        tokens = self._trainer.tokenize(column, self.left, self._keep_going)
+        self.cut += tokens.cut
+        return tokens.ids
+
+    @property
+    def left(self) -> Limits:
+        """What making tokens left of the limits."""
+        return self._limits.after(self._trainer.cpu_s - self._before_s)

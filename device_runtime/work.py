@@ -11,8 +11,7 @@ from device_runtime.examples import ExampleSource
 from device_runtime.permission.releases import check_model
 from device_runtime.runner import TrainingResult
 from device_runtime.state.cache import BlobCache
-from device_runtime.texts import Texts
-from device_runtime.trainer import Job, Limits, Trainer
+from device_runtime.trainer import Job, Limits, Texts, Trainer
 from fedcore import checkpoint
 from fedcore.batching import SECRET_BYTES, StreamKey
 from fedcore.errors import FedcoreError, ReportError

@@ -30,8 +30,7 @@ from device_runtime.models.refresh import Held, held
 from device_runtime.models.version import Inputs, Parts, Version, kept_parts, kept_version, load
 from device_runtime.monitor import Monitor, SessionRecord
 from device_runtime.state.records import KeptVersion
-from device_runtime.texts import Texts
-from device_runtime.trainer import Job, Limits, Measured, divided, local_graphs
+from device_runtime.trainer import Job, Limits, Measured, Texts, divided, local_graphs
 from fedcore import checkpoint
 from fedcore.batching import StreamKey
 from fedcore.errors import BadRelease, FedcoreError

@@ -11,8 +11,7 @@ from device_runtime.backends import BACKENDS, FORMATS
 from device_runtime.backends.onnxruntime import OnnxRuntime
 from device_runtime.examples import open_examples
 from device_runtime.state.cache import BlobCache
-from device_runtime.texts import Texts
-from device_runtime.trainer import InProcess, Limits
+from device_runtime.trainer import InProcess, Limits, Texts
 from device_runtime.work import Worker
 from export.build import export_bundle
 from export.errors import InvalidModel
