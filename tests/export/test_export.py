@@ -581,7 +581,9 @@ def test_the_certificate_catches_one_percent_in_one_of_several_vectors(setting):
         certify(model, algorithm, *build_plan(model, wrong))
 
 
-@pytest.mark.parametrize(("burn_in_rounds", "wrong"), [(0, {"burn_in_steps": 6}), (1, {"rho": 0.05})])
+@pytest.mark.parametrize(
+    ("burn_in_rounds", "wrong"), [(0, {"burn_in_steps": 6}), pytest.param(1, {"rho": 0.05}, marks=pytest.mark.long)]
+)
 def test_the_certificate_catches_what_only_late_steps_or_rounds_show(burn_in_rounds, wrong):
     """FedPA's first sample begins after five steps, and in rounds of burn-in it corrects nothing."""
     model, algorithm = Model(load("logreg")), create("fedpa", {"burn_in_rounds": burn_in_rounds})

@@ -23,6 +23,7 @@ from fedcore.errors import SchemaError
 from fedcore.plan import Field
 from tests.export import models
 from tests.export.test_huggingface import FAMILIES, pretrained
+from tests.sampled import sampled
 
 WORDS = 300
 
@@ -89,7 +90,7 @@ def test_other_bits_are_refused(bits, tmp_path):
             Pretrained.parse(f"hf:{tmp_path},bits={bits}")
 
 
-@pytest.mark.parametrize(("bits", "most"), [(8, 0.29), (4, 0.19)])
+@pytest.mark.parametrize(("bits", "most"), sampled([(8, 0.29), (4, 0.19)], [(4, 0.19)]))
 def test_a_tied_weight_travels_once_in_few_bits_and_trains_as_in_torch(bits, most, tmp_path, executorch):
     exact = sum(vector.nbytes for vector in Model(tied(32)).frozen_vectors.values())
     bundle = export_bundle(Model(tied(bits)), create("fedavg"), tmp_path, targets=("onnx", "executorch"))
@@ -114,6 +115,7 @@ def test_a_bundle_in_few_bits_is_verified(tmp_path):
     assert verify_bundle(bundle, name).worst <= 1e-5
 
 
+@pytest.mark.long
 def test_a_graph_holds_no_more_than_some_weights_as_floats_at_once(tmp_path):
     def make(bits):
         body = [layer for _ in range(24) for layer in (nn.Linear(512, 512), nn.Tanh())]
@@ -197,6 +199,7 @@ def test_a_loss_without_logits_is_that_of_logits(bits, family, tmp_path, monkeyp
     assert found[0][1].norm() > 0.01
 
 
+@pytest.mark.long
 def test_a_step_without_logits_holds_a_panel_of_them(tmp_path):
     """Of 128 tokens; a panel has 4,096 words. Four times the words are 12.6 MB of logits more, and 6.3 MB of codes."""
     import transformers
@@ -254,9 +257,8 @@ def test_an_embedding_with_a_scale_shares_its_weight_in_few_bits(family, sizes, 
     torch.testing.assert_close(own(ids), plain.get_input_embeddings()(ids), rtol=0, atol=0)
 
 
-@pytest.mark.parametrize(
-    "family", [pytest.param(name, marks=() if name == "Llama" else pytest.mark.long) for name in FAMILIES]
-)
+@pytest.mark.long
+@pytest.mark.parametrize("family", FAMILIES)
 def test_a_family_in_few_bits_exports_in_both_formats(family, tmp_path, executorch):
     model = Model(spec_of(pretrained(family, tmp_path, bits=8)))
     bundle = export_bundle(model, create("fedavg", {}), tmp_path / "plan", targets=("onnx", "executorch"))

@@ -1,6 +1,7 @@
 """Twenty steps of every reference model on every backend end where torch's float64 ends: tests/vectors/golden.json."""
 
 import json
+from itertools import product
 
 import numpy as np
 import pytest
@@ -9,19 +10,12 @@ from device_runtime.backends import BACKENDS, FORMATS
 from export.build import build_plan
 from export.models import MODELS
 from tests.export.golden import KINKED, KINKED_TOLERANCE, TOLERANCE, VECTORS, algorithm, sketch, travelled, trial
+from tests.sampled import sampled
 
 GOLDEN = json.loads(VECTORS.read_text())["models"]
 
-# These take long to export.
-LARGE = {(name, form) for name in ("mobilenetv2_gn", "resnet18_gn") for form in FORMATS}
-LARGE |= {(name, "executorch") for name in ("char_lstm", "word_lstm", "omniglot_cnn", "emnist_cnn")}
-LARGE |= {("word_lstm", "onnx")}
-# Attention in ExecuTorch is trained with less around it in test_promises.py.
-LONG = LARGE | {("transformer", "executorch")}
-CASES = [
-    pytest.param(*case, marks=[pytest.mark.long] if case in LONG else [])
-    for case in ((name, form) for name in MODELS for form in FORMATS)
-]
+CASES = sampled(product(MODELS, FORMATS), [*product(["logreg", "mlp", "digits_cnn"], FORMATS), ("char_lstm", "onnx")])
+"""Others take long to export; attention in ExecuTorch is trained with less around it in test_promises.py."""
 
 
 def distance(name, way, start):

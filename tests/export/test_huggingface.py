@@ -16,6 +16,7 @@ from export.model import Model
 from export.models import load as load_any
 from fedcore.algorithms import create
 from muster.commands.export import export
+from tests.sampled import sampled
 
 WORDS = 61
 SIZES = {
@@ -52,21 +53,15 @@ KINDS = {
     SEVERAL: "AutoModelForSequenceClassification",
     OF_TOKENS: "AutoModelForTokenClassification",
 }
-COMMON = ("Bert", "GPT2", "Llama")
-OTHER_TASKS = {
-    (family, task): () if family == "Bert" else pytest.mark.long
+USUAL = [(name, task) for name, (_, task) in FAMILIES.items()]
+OTHER_TASKS = [
+    (family, task)
     for family, (_, usual) in FAMILIES.items()
     for task in (EMBEDS, SEVERAL, OF_TOKENS)
     if usual == CLASSIFIES
-}
-CASES = [
-    *(
-        pytest.param(name, task, marks=() if name in COMMON else pytest.mark.long)
-        for name, (_, task) in FAMILIES.items()
-    ),
-    *(pytest.param(*case, marks=marks) for case, marks in OTHER_TASKS.items()),
 ]
-"""Every family with every task that its models have."""
+CASES = sampled([*USUAL, *OTHER_TASKS], [("Bert", CLASSIFIES), ("Llama", CONTINUES)])
+"""Every family with every task that its models have; every run has one of each kind."""
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -106,8 +101,7 @@ def test_a_family_exports_with_adapters_and_predicts_in_both_formats(family, tas
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")  # peft's own call
 @pytest.mark.parametrize(
     ("family", "task"),
-    [(family, task) for family, (_, task) in FAMILIES.items()]
-    + [pytest.param(*case, marks=marks) for case, marks in OTHER_TASKS.items()],
+    sampled([*USUAL, *OTHER_TASKS], [*USUAL, *(case for case in OTHER_TASKS if case[0] == "Bert")]),
 )
 def test_peft_and_transformers_read_what_was_trained(family, task, tmp_path):
     """Every run has each family, and each task of one; the product of both is long."""

@@ -23,6 +23,7 @@ from fedcore.algorithms import create
 from fedcore.plan import Field
 from tests.device_runtime.test_releases import assignment
 from tests.export.test_huggingface import CLASSIFIES, CONTINUES, FAMILIES, saved
+from tests.sampled import sampled
 from tests.tree import ROOT
 
 VECTORS = json.loads((ROOT / "tests" / "vectors" / "tokenizers.json").read_text())
@@ -51,7 +52,7 @@ def with_tokenizer(folder, file, **said):
     (folder / "tokenizer_config.json").write_text(json.dumps(said))
 
 
-@pytest.mark.parametrize("family", KIND)
+@pytest.mark.parametrize("family", sampled(KIND, ["Bert"]))
 def test_a_device_trains_on_texts_as_its_app_keeps_them(family, tmp_path, monkeypatch):
     task, folder = FAMILIES[family][1], folder_of(family, tmp_path, monkeypatch)
     model = Model(load(folder, task=task, rank=2, tokens=12))

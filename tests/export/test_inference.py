@@ -57,7 +57,7 @@ def clashing():
         lambda: load("least_squares"),
         lambda: load("digits_cnn"),
         lambda: load("char_lstm"),
-        lambda: load("transformer"),
+        pytest.param(lambda: load("transformer"), marks=pytest.mark.long),
         models.transfer,
         models.digits_in_8_bits,
         clashing,
@@ -77,6 +77,7 @@ def test_plain_onnx_gives_what_torch_does_at_any_batch_size(make):
         assert np.linalg.norm(found - expected) <= 1e-5 * np.linalg.norm(expected)
 
 
+@pytest.mark.long
 def test_int8_takes_a_quarter_and_its_cost_is_measured():
     model = Model(load("char_lstm"))
     work = trained(model, moved(model))
