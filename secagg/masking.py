@@ -143,7 +143,7 @@ def rounding_bound(devices: int, size: int) -> float:
     return min(likely, devices * sqrt(size))
 
 
-def share_of(noise_multiplier: float, square: int, honest: int) -> int:
+def noise_share(noise_multiplier: float, square: int, honest: int) -> int:
     """The variance of one device's noise: a whole number of squared steps.
 
     With it the noise of `honest` devices has a standard deviation of noise_multiplier times the root of `square`.
@@ -151,7 +151,7 @@ def share_of(noise_multiplier: float, square: int, honest: int) -> int:
     return ceil(noise_multiplier * noise_multiplier * square / honest)
 
 
-def bound(variance: float, size: int) -> int:
+def noise_bound(variance: float, size: int) -> int:
     """A bound on the absolute values of Skellam noise (size,); exceeded with probability below 2^-40.
 
     Skellam variables are sub-gamma: P[X > √(2 v u) + u / 3] ≤ e^-u, since cosh t − 1 ≤ t² / (2 − 2t/3).
@@ -163,14 +163,14 @@ def bound(variance: float, size: int) -> int:
 def norm_bound(variance: float, size: int) -> float:
     """A bound on the L2 norm of Skellam noise (size,); exceeded with probability below 2^-39.
 
-    Bernstein's inequality for the squares, of variance 2v² + v, of numbers that stay within `bound`.
+    Bernstein's inequality for the squares, of variance 2v² + v, of numbers that stay within `noise_bound`.
     """
     exponent = RARE_BITS * _LN2
     spread = sqrt(2 * size * (2 * variance * variance + variance) * exponent)
-    return sqrt(size * variance + spread + float(bound(variance, size)) ** 2 * exponent / 3)
+    return sqrt(size * variance + spread + float(noise_bound(variance, size)) ** 2 * exponent / 3)
 
 
-def draw(variance: int, uniform: Keystream, size: int) -> NDArray[np.int64]:
+def draw_noise(variance: int, uniform: Keystream, size: int) -> NDArray[np.int64]:
     """Independent Skellam integers (size,) of this variance; every probability is exact to 2^-120.
 
     uniform: a stream with a secret key, which holds 8 bytes for each number.

@@ -10,7 +10,7 @@ from math import isfinite
 import numpy as np
 from numpy.typing import NDArray
 
-from secagg import masking as noise
+from secagg import masking
 from secagg.errors import BadInput, HeadroomError, SumOutOfRange, UnmaskCheckFailed
 from secagg.masking import Keystream, Words
 
@@ -69,7 +69,7 @@ class PackedSegment:
     @property
     def most_square(self) -> int:
         """The greatest squared L2 norm of a device's rounded values in a segment with noise, in steps from 0."""
-        return noise.most_square(self.norm / self.step, self.size)
+        return masking.most_square(self.norm / self.step, self.size)
 
     def values_of(self, words: Words) -> Iterator[tuple[Words, slice, np.uint64]]:
         """Slices of the words, each with the range of values that it holds and the bit at which these begin."""
@@ -103,9 +103,9 @@ def check_headroom(segments: Sequence[PackedSegment], n_max: int) -> None:
 def _check_noise(place: int, segment: PackedSegment, n_max: int) -> None:
     if not (segment.norm > 0 and abs(segment.zero * segment.step + segment.low) < ZERO_TOLERANCE * segment.step):
         raise HeadroomError(f"segment {place}: noise needs a norm, and a range in which 0 is one of the steps")
-    if segment.noise > noise.MOST_VARIANCE:
+    if segment.noise > masking.MOST_VARIANCE:
         raise HeadroomError(
-            f"segment {place}: noise of variance {segment.noise} is above {noise.MOST_VARIANCE}: ask for fewer bits"
+            f"segment {place}: noise of variance {segment.noise} is above {masking.MOST_VARIANCE}: ask for fewer bits"
         )
     if field_bits(segment, n_max) > segment.field_bits:
         raise HeadroomError(
@@ -121,12 +121,12 @@ def with_noise(segment: PackedSegment, noise_multiplier: float, honest: int) -> 
     """
     if not noise_multiplier:
         return segment
-    return replace(segment, noise=noise.share_of(noise_multiplier, segment.most_square, honest))
+    return replace(segment, noise=masking.noise_share(noise_multiplier, segment.most_square, honest))
 
 
 def field_bits(segment: PackedSegment, n_max: int) -> int:
     """The narrowest fields that hold the sum of n_max devices and, with probability 1 − 2^-40, its noise."""
-    return (n_max * segment.most + 2 * noise.bound(n_max * segment.noise, segment.size)).bit_length()
+    return (n_max * segment.most + 2 * masking.noise_bound(n_max * segment.noise, segment.size)).bit_length()
 
 
 def word_count(segments: Sequence[PackedSegment]) -> int:
@@ -215,7 +215,7 @@ def _add_noise(segment: PackedSegment, target: Words, key: bytes) -> None:
     """Add noise from a separate stream to every value. A negative field borrows from the next one, modulo 2^64."""
     uniform = Keystream(key, 8 * SLICE)
     for part, which, shift in segment.values_of(target):
-        noise_values = noise.draw(segment.noise, uniform, which.stop - which.start)
+        noise_values = masking.draw_noise(segment.noise, uniform, which.stop - which.start)
         np.add(part, noise_values.view(np.uint64) << shift, out=part)
 
 
@@ -317,11 +317,11 @@ def _check_range(total: Total) -> None:
     sums_D, begin = total.sums, 0
     for place, segment in enumerate(total.segments):
         end, variance = begin + segment.size, total.devices * segment.noise
-        fields, beyond = total.fields[begin:end], noise.bound(variance, segment.size)
+        fields, beyond = total.fields[begin:end], masking.noise_bound(variance, segment.size)
         if fields.max(initial=0) > total.devices * segment.most + beyond or fields.min(initial=0) < -beyond:
             raise SumOutOfRange(f"segment {place}: a sum is beyond {total.devices} times the range of a value")
         if segment.weighted and segment.norm:
-            beside = noise.rounding_bound(total.devices, segment.size) + noise.norm_bound(variance, segment.size)
+            beside = masking.rounding_bound(total.devices, segment.size) + masking.norm_bound(variance, segment.size)
             norm, most = float(np.linalg.norm(sums_D[begin:end])), segment.norm * total.weight
             if norm > most + beside * segment.step * total.w_max:
                 raise SumOutOfRange(f"segment {place}: the norm is above that of {total.devices} devices that clip")

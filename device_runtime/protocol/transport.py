@@ -17,8 +17,22 @@ from urllib.parse import quote
 from msgspec import Struct
 
 from device_runtime.errors import BadAnswer, Refused, Unreachable
-from device_runtime.protocol import call as answers
-from device_runtime.protocol.call import BYTES, JSON, PARTIAL, TIMEOUT_S, Answer, Attempts, BytesMoved, Call
+from device_runtime.protocol.call import (
+    BYTES,
+    JSON,
+    PARTIAL,
+    TIMEOUT_S,
+    Answer,
+    Attempts,
+    BytesMoved,
+    Call,
+    check_names,
+    decode_answer,
+    is_continuation,
+    printable,
+    refusal,
+    upload_offset,
+)
 from device_runtime.protocol.connection import (
     Address,
     Carrier,
@@ -141,7 +155,7 @@ class Transport:
         """Check in: this device is willing."""
         call = Call("POST", f"/v1/populations/{_segment(population)}/checkins", encode(message), JSON)
         answer: CheckInAnswer = self._message(call, CheckInAnswer)
-        return answers.printable(answer) if isinstance(answer, Rejected) else answer
+        return printable(answer) if isinstance(answer, Rejected) else answer
 
     def await_assignment(self, session: str, wait_s: float, tasks: tuple[str, ...]) -> AssignmentAnswer:
         """Wait, for about `wait_s` seconds, to be selected for one of `tasks`."""
@@ -152,8 +166,8 @@ class Transport:
         )
         self._attempts.renew()
         if isinstance(answer, Rejected):
-            return answers.printable(answer)
-        answers.check_names(answer)
+            return printable(answer)
+        check_names(answer)
         return answer
 
     def blob(self, ref: BlobRef, partial: PartialDownload, watch: Callable[[], None] = lambda: None) -> None:
@@ -275,14 +289,14 @@ class Transport:
         self._attempt(Call("POST", path, encode(message), JSON, timeout_s=LEAVING_S))
 
     def _message(self, call: Call, kind: Any) -> Any:
-        return answers.decode_answer(call.name, self._send(call), kind)
+        return decode_answer(call.name, self._send(call), kind)
 
     def _introduce(self, path: str, newcomer: Signer, message: Callable[[int], Struct], kind: Any) -> Any:
         def ask() -> Answer:
             created = self._now()
             return self._attempt(Call("POST", path, encode(message(created)), JSON, signer=newcomer, created=created))
 
-        return answers.decode_answer(f"POST {path}", self._attempts.make(ask), kind)
+        return decode_answer(f"POST {path}", self._attempts.make(ask), kind)
 
     def _resumed(self, path: str, body: bytes, sha256: str) -> Receipt:
         """Upload the part that the coordinator does not have yet, with as many attempts as allowed."""
@@ -293,12 +307,12 @@ class Transport:
         }
 
         def bring_the_rest() -> Answer:
-            start = answers.upload_offset(self._attempt(Call("HEAD", path)), len(body))
+            start = upload_offset(self._attempt(Call("HEAD", path)), len(body))
             headers = {**PARTIAL, **about, "upload-offset": str(start)}
             rest = memoryview(body)[start:]
             return self._attempt(Call("PATCH", path, rest, headers, sha256="" if start else sha256))
 
-        receipt: Receipt = answers.decode_answer(f"PATCH {path}", self._attempts.make(bring_the_rest), Receipt)
+        receipt: Receipt = decode_answer(f"PATCH {path}", self._attempts.make(bring_the_rest), Receipt)
         return receipt
 
     def _send(self, call: Call) -> Answer:
@@ -344,7 +358,7 @@ class Transport:
             headers |= {"range": f"bytes={start}-", "if-range": etag}
         call = Call("GET", f"/v1/blobs/{_segment(ref.sha256)}", headers=headers)
         with self._asked(call) as response:
-            if start and not answers.is_continuation(response, start):
+            if start and not is_continuation(response, start):
                 partial.clear()
             try:
                 for chunk in call.paced(self._moved.arriving(response), ref.size):
@@ -366,7 +380,7 @@ class Transport:
             request = call.request(self._address, signer, self._now(), self._moved, self._allowed_s(call))
             with contextlib.closing(self._carrier.send(request)) as response:
                 if not 200 <= response.status < 300:
-                    raise answers.refusal(call.name, self._answer(response, call))
+                    raise refusal(call.name, self._answer(response, call))
                 yield response
         except ConnectionFailed as error:
             raise Unreachable(f"{call.name}: {error}") from error

@@ -116,9 +116,9 @@ def migrate(
     Stop every coordinator on it and make a backup first. Going down loses what is in the tables and columns
     that it removes.
     """
-    from coordinator.store import database as migrations
+    from coordinator.store.database import HEAD, migrate
 
-    changes = asdict(migrations.migrate(located(db).database, to or migrations.HEAD))
+    changes = asdict(migrate(located(db).database, to or HEAD))
     answer(changes, json)
 
 

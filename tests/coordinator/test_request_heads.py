@@ -12,7 +12,7 @@ from functools import partial
 import pytest
 import uvicorn
 
-from ingress import connection as request_heads
+from ingress import connection
 from ingress.limits import ConnectionLimits
 from ingress.server import HttpConfig, listening
 from tests.coordinator.connections import rest_of
@@ -107,9 +107,9 @@ REFUSED = {
     "a bare LF after the first line": (400, b"GET / HTTP/1.1\nHost: x\r\n\r\n"),
     "a bare LF after a field": (400, b"GET / HTTP/1.1\r\nHost: x\n\r\n"),
     "a bare LF at the end": (400, GET + b"\n"),
-    "a long target": (414, b"GET /" + b"x" * 2 * request_heads.HEAD_BYTES),
-    "a long field": (431, GET + b"X: " + b"x" * 2 * request_heads.HEAD_BYTES),
-    "many fields": (431, GET + b"X: x\r\n" * request_heads.HEAD_FIELDS + b"\r\n"),
+    "a long target": (414, b"GET /" + b"x" * 2 * connection.HEAD_BYTES),
+    "a long field": (431, GET + b"X: " + b"x" * 2 * connection.HEAD_BYTES),
+    "many fields": (431, GET + b"X: x\r\n" * connection.HEAD_FIELDS + b"\r\n"),
     "a target with a fragment": (400, b"GET /a#b HTTP/1.1\r\n" + HOST + b"\r\n"),
     "a target that is no path": (400, b"GET a HTTP/1.1\r\n" + HOST + b"\r\n"),
     "a control character in a target": (400, b"GET /\x01 HTTP/1.1\r\n" + HOST + b"\r\n"),

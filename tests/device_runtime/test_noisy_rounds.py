@@ -70,7 +70,7 @@ def test_all_means_are_noised_together_and_no_metrics_are_sent(noisy, config):  
     assert (total.devices, total.weight, total.sums.size) == (9, 9, segment.size)
     # The other eight report zeros, so that what is beyond one report is noise.
     beyond = np.abs(total.sums).max() / segment.step
-    assert 0 < beyond < segment.most + masking.bound(9 * segment.noise, segment.size)
+    assert 0 < beyond < segment.most + masking.noise_bound(9 * segment.noise, segment.size)
 
 
 @pytest.mark.security("With noise of devices the release holds them to it")

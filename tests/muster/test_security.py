@@ -16,7 +16,6 @@ from coordinator.store.tables import AUDIT
 from coordinator.store.tasks import TaskSettings, open_coordinator_store
 from fedcore.signing import SigningKey
 from fedcore.succession import SucceedingKey
-from muster import doctor as security
 from muster.app import app
 from tests.coordinator.bundles import make_bundle
 from tests.servers import serving_both
@@ -62,7 +61,7 @@ def test_a_deployment_that_meets_every_assumption_passes(database, tmp_path, mon
     (tmp_path / "policy.toml").write_text(POLICY.format(key=key))
     monkeypatch.setenv("MUSTER_AUTHORITY", key)
     monkeypatch.setenv("MUSTER_AUTHORITY_URL", "https://authority.example.org")
-    monkeypatch.setattr(security, "lacking", tuple)
+    monkeypatch.setattr("muster.doctor.lacking", tuple)
     assert set(doctor("--policy", tmp_path / "policy.toml", code=0).values()) == {True}
 
 
@@ -74,7 +73,7 @@ def test_every_assumption_that_fails_is_named_with_its_remedy(database, tmp_path
     (tmp_path / "policy.toml").write_text("")
     monkeypatch.setenv("MUSTER_HOST", "0.0.0.0")
     monkeypatch.setenv("MUSTER_ACCEPT_UNATTESTED", "true")
-    monkeypatch.setattr(security, "lacking", lambda: ("seccomp",))
+    monkeypatch.setattr("muster.doctor.lacking", lambda: ("seccomp",))
     verdicts = doctor("--policy", tmp_path / "policy.toml", code=1)
     assert [name for name, holds in verdicts.items() if holds] == [
         "tokens are encrypted",

@@ -45,7 +45,7 @@ def fresh():
 
 @pytest.mark.parametrize("variance", [1, 7, 400, 90_000])
 def test_drawn_numbers_have_the_distribution_of_skellam(variance):
-    assert fits(masking.draw(variance, fresh(), 1 << 18), variance) > LEAST_P
+    assert fits(masking.draw_noise(variance, fresh(), 1 << 18), variance) > LEAST_P
 
 
 @pytest.mark.parametrize("variance", [1, 9])
@@ -74,22 +74,22 @@ def test_a_number_on_a_threshold_is_decided_by_further_bits():
     threshold = masking._table(4).exact[2]
     first, rest = threshold >> 64, threshold & (1 << 64) - 1
     negative = 1
-    assert masking.draw(4, Fixed(first << 1, rest - 1), 1).tolist() == [2]
-    assert masking.draw(4, Fixed(first << 1, rest), 1).tolist() == [3]
-    assert masking.draw(4, Fixed(first << 1 | negative, rest), 1).tolist() == [-3]
-    assert masking.draw(4, Fixed((first << 1) - 2), 1).tolist() == [2]
+    assert masking.draw_noise(4, Fixed(first << 1, rest - 1), 1).tolist() == [2]
+    assert masking.draw_noise(4, Fixed(first << 1, rest), 1).tolist() == [3]
+    assert masking.draw_noise(4, Fixed(first << 1 | negative, rest), 1).tolist() == [-3]
+    assert masking.draw_noise(4, Fixed((first << 1) - 2), 1).tolist() == [2]
 
 
 @pytest.mark.parametrize(("variance", "size"), [(1, 1), (1, 10**6), (10_000, 100), (2**26, 10**6)])
 def test_noise_beyond_its_bound_is_rarer_than_promised(variance, size):
-    beyond = masking.bound(variance, size)
+    beyond = masking.noise_bound(variance, size)
     tail = probabilities(np.arange(beyond + 1, 3 * beyond), variance).sum()
     assert 2 * size * tail < 2.0**-masking.RARE_BITS
     assert beyond < 14 * sqrt(variance) + 24
 
 
 def test_noise_is_shorter_than_the_bound_on_its_norm_and_nearly_as_long():
-    drawn = masking.draw(400, fresh(), 1 << 18)
+    drawn = masking.draw_noise(400, fresh(), 1 << 18)
     assert 0.98 < np.linalg.norm(drawn) / masking.norm_bound(400, drawn.size) < 1
 
 
@@ -110,7 +110,7 @@ def test_rounding_beyond_the_bound_is_done_again(monkeypatch):
     segment, values = noisy(1000, 1), np.full(1000, 0.5, np.float32)
     tight = 495  # half of the values are rounded up: about as many tries exceed it as do not
     monkeypatch.setattr(masking, "most_square", lambda norm, size: tight)
-    monkeypatch.setattr(masking, "draw", lambda variance, uniform, size: np.zeros(size, np.int64))
+    monkeypatch.setattr(masking, "draw_noise", lambda variance, uniform, size: np.zeros(size, np.int64))
     for _ in range(20):
         words = packing.encode((segment,), values, 1, 1)
         found = packing.decode((segment,), words, 1, 1).fields - HALF
@@ -119,7 +119,7 @@ def test_rounding_beyond_the_bound_is_done_again(monkeypatch):
 
 def test_shares_make_the_sum_of_the_honest_as_noisy_as_asked():
     square = masking.most_square(300.0, 5000)
-    share = masking.share_of(1.5, square, 7)
+    share = masking.noise_share(1.5, square, 7)
     assert 1.5**2 * square <= 7 * share < 1.5**2 * square + 7
 
 
@@ -138,7 +138,7 @@ def test_noise_of_a_sum_equals_central_noise_when_nobody_drops():
 def test_noise_suffices_when_the_allowed_number_adds_none():
     multiplier, least, corrupt = 1.0, 10, 2
     plain = noisy(20_000, 1)
-    segment = noisy(20_000, masking.share_of(multiplier, plain.most_square, least - corrupt))
+    segment = noisy(20_000, masking.noise_share(multiplier, plain.most_square, least - corrupt))
     zeros = np.zeros(segment.size, np.float32)
     words = sum(packing.encode((segment,), zeros, 1, 1) for _ in range(least - corrupt))
     found = packing.decode((segment,), words, least - corrupt, 1).sums
@@ -190,7 +190,7 @@ def test_narrowest_fields_with_noise_are_accepted_and_narrower_ones_not():
 def test_a_sum_beyond_range_and_noise_is_noticed(direction):
     segment = noisy(50, 100)
     words = packing.encode((segment,), np.zeros(50, np.float32), 1, 1)
-    beyond = direction * (masking.bound(100, 50) + HALF + 80)
+    beyond = direction * (masking.noise_bound(100, 50) + HALF + 80)
     words[1:2] += np.int64(beyond).view(np.uint64)
     words[-1] = packing._check_word(words[:-1])
     with pytest.raises(SumOutOfRange, match="segment 0"):

@@ -16,7 +16,7 @@ from fedcore.privacy.accounting import spent
 from fedcore.privacy.settings import LedgerEntry, Noise, Privacy
 from fedcore.release import SumBounds
 from fedcore.report import WEIGHT, ReportLayout, Segment
-from secagg.masking import share_of
+from secagg.masking import noise_share
 from secagg.parameters import least_honest
 from simulator import SimulationConfig, simulate
 from simulator.configuration import PrivateTraining
@@ -81,7 +81,7 @@ def test_a_sum_has_the_noise_of_all_its_devices():
     noise_NV = np.array([total(masked, np.zeros((16, 500)), number)[:-1] for number in range(1, 41)])
     square, honest = square_of(MASKED, LAYOUT), least_honest(16, 16)
     step = 2.0 / (2**7 - 1)
-    variance = 16 * share_of(1.5, square, honest) * step**2
+    variance = 16 * noise_share(1.5, square, honest) * step**2
     statistic = float((noise_NV**2).sum() / variance)
     assert chi2.ppf(1e-4, noise_NV.size) < statistic < chi2.ppf(1 - 1e-4, noise_NV.size)
     assert variance >= (1.5 * 2.0) ** 2 * 16 / honest
