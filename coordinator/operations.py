@@ -60,7 +60,23 @@ class NewTask(msgspec.Struct, frozen=True):
     evaluation: RegularEvaluation | None = None
 
 
-class TaskStore(Protocol):
+class TrainedTasks(Protocol):
+    """Tasks that another may begin at. Methods raise UnknownTask."""
+
+    def task(self, task_id: str) -> Task:
+        """One task."""
+
+    def rounds(self, task_id: str) -> list[RoundRecord]:
+        """Every attempt at every round, in order."""
+
+    def plan_part(self, task_id: str, part: str | None = None) -> bytes:
+        """The plan of a task, or what apps predict with beside the model: a predict graph or the frozen vectors.
+
+        part: the SHA-256 of a blob that the plan names for that, by default the plan itself. Raises UnknownBlob.
+        """
+
+
+class TaskStore(TrainedTasks, Protocol):
     """What operators do with a coordinator: on its store itself, or through its admin API.
 
     Methods that take a task's id raise UnknownTask. Through the API all raise BadToken, RoleLacking and RemoteError.
@@ -102,9 +118,6 @@ class TaskStore(Protocol):
     def tasks(self) -> list[Task]:
         """Every task, oldest first."""
 
-    def task(self, task_id: str) -> Task:
-        """One task."""
-
     def manifest(self, task_id: str) -> Manifest:
         """The manifest of the bundle that a task runs, by which another task can begin as it did.
 
@@ -116,9 +129,6 @@ class TaskStore(Protocol):
 
     def progress_of(self, task_id: str) -> Progress:
         """Why a task is where it is: a reason, and a sentence for people."""
-
-    def rounds(self, task_id: str) -> list[RoundRecord]:
-        """Every attempt at every round, in order."""
 
     def evaluations(self, task_id: str) -> list[Measured]:
         """Every evaluation of the task's models, by round, then the oldest first."""
@@ -144,12 +154,6 @@ class TaskStore(Protocol):
         Groups of too few devices are hidden. The audit log says who read it. Raises WrongKind for a task that asks
         none, UnknownBlob while the answer of a private round is sealed, and fedcore's QuestionError for a column that
         cannot be computed.
-        """
-
-    def plan_part(self, task_id: str, part: str | None = None) -> bytes:
-        """The plan of a task, or what apps predict with beside the model: a predict graph or the frozen vectors.
-
-        part: the SHA-256 of a blob that the plan names for that, by default the plan itself. Raises UnknownBlob.
         """
 
     def certificate(self, task_id: str, number: int | None = None) -> CertifiedLedger:

@@ -1,4 +1,4 @@
-"""Blobs: immutable bytes named by their SHA-256, sealed where needed, and tied to one database.
+"""Blobs: immutable bytes named by their SHA-256, sealed where needed, and tied to one database; tasks in both.
 
 An object store is named by its address: `s3://BUCKET/PREFIX`, `gs://…`, `az://…`, or `memory:///`, which ends with the
 process. Credentials, regions and endpoints are those of the usual environment (AWS_…, GOOGLE_…, AZURE_…).
@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Literal, NamedTuple, TypeAlias, TypeVar
 
 import obstore
+import safetensors.numpy
 from cryptography.hazmat.primitives.ciphers import Cipher
 from cryptography.hazmat.primitives.ciphers.algorithms import AES256
 from cryptography.hazmat.primitives.ciphers.modes import GCM
@@ -28,11 +29,16 @@ from obstore.store import LocalStore, ObjectStore, from_url
 
 from coordinator.errors import MissingStore, StoreConflict, Unavailable, UnknownBlob, UnsupportedBlobs, WrongBlobs
 from coordinator.failpoints import reach
-from coordinator.rules.entities import SealedBlob
+from coordinator.rules.aggregation import Vectors, state_specs
+from coordinator.rules.entities import RoundRecord, SealedBlob, Task
 from coordinator.store.database import Database
 from coordinator.store.records.records import Records
+from fedcore import algorithms, checkpoint
+from fedcore.algorithms.algorithm import Algorithm
+from fedcore.algorithms.question import QUESTION
+from fedcore.bundle import AlgorithmRef
 from fedcore.errors import FedcoreError
-from fedcore.plan import BlobRef
+from fedcore.plan import BlobRef, Plan
 from fedcore.private_files import make_private_folder, new_private, sync_folder
 
 Data: TypeAlias = bytes | memoryview
@@ -332,11 +338,12 @@ def _foreign(blobs: Blobs) -> WrongBlobs:
 
 
 class OpenedStore:
-    """Rows and files that belong together."""
+    """Rows and files that belong together. algorithm_modules: where algorithms may be that are not built in."""
 
-    def __init__(self, database: Database, blobs: Blobs) -> None:
-        self.database = database
-        self.blobs = blobs
+    def __init__(self, database: Database, blobs: Blobs, algorithm_modules: Sequence[str] = ()) -> None:
+        self.database, self.blobs, self.algorithm_modules = database, blobs, algorithm_modules
+        self.sealed = SealedBlobs(database, blobs)
+        self._plans: dict[str, Plan] = {}
 
     def close(self) -> None:
         """Close the database."""
@@ -352,3 +359,54 @@ class OpenedStore:
             records.add_blob(ref, public=public)
             if not self.blobs.has(ref.sha256):
                 raise StoreConflict(f"blob {ref.sha256[:12]}… was collected before a row knew it; try again")
+
+    def tasks(self) -> list[Task]:
+        """As `TaskStore` says."""
+        with self.database.reading() as records:
+            return records.tasks()
+
+    def task(self, task_id: str) -> Task:
+        """As `TaskStore` says."""
+        with self.database.reading() as records:
+            return records.task(task_id)
+
+    def rounds(self, task_id: str) -> list[RoundRecord]:
+        """As `TaskStore` says."""
+        with self.database.reading() as records:
+            return records.rounds(records.task(task_id).id)
+
+    def checkpoint(self, task_id: str, number: int | None = None) -> Vectors:
+        """The broadcast vectors after round `number`, by default the last committed one; 0 is the start.
+
+        Raises UnknownRound when that round was not committed.
+        """
+        with self.database.reading() as records:
+            task = records.task(task_id)
+            snapshot = records.snapshot(task, number)
+        # What is broadcast after a round is what the next one begins with.
+        plan = self.plan(task.plan_sha256).of_round(snapshot.number + 1)
+        return checkpoint.decode(self.blobs.get(snapshot.checkpoint_sha256), plan.broadcast)
+
+    def model_file(self, task_id: str, number: int | None = None) -> bytes:
+        """The model after a round, as named tensors in safetensors' format. Raises UnknownRound, as `checkpoint`.
+
+        That of a question, its answer, is in the server's state alone.
+        """
+        task = self.task(task_id)
+        plan, algorithm = self.plan(task.plan_sha256), self.algorithm(task.algorithm)
+        if algorithm.family != QUESTION:
+            return safetensors.numpy.save(plan.schema.unflatten(self.checkpoint(task_id, number)["params"]))
+        with self.database.reading() as records:
+            found = self.blobs.get(records.snapshot(task, number).state_sha256)
+        state = checkpoint.decode(found, state_specs(plan, algorithm))
+        return safetensors.numpy.save(plan.schema.unflatten(state["params"]))
+
+    def plan(self, sha256: str) -> Plan:
+        """A registered plan, decoded once."""
+        if sha256 not in self._plans:
+            self._plans[sha256] = Plan.decode(self.blobs.get(sha256))
+        return self._plans[sha256]
+
+    def algorithm(self, ref: AlgorithmRef) -> Algorithm:
+        """The algorithm of a task, made from its settings. Raises AlgorithmError."""
+        return algorithms.create(ref.name, ref.settings, self.algorithm_modules)

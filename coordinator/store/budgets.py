@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from msgspec import UNSET
 
@@ -21,12 +20,10 @@ from coordinator.rules.budget import (
 from coordinator.rules.entities import Task
 from coordinator.rules.evaluated import rounds_after
 from coordinator.rules.kinds import Kind
+from coordinator.store.blobs import OpenedStore
 from coordinator.store.records.records import Records
 from fedcore.algorithms.evaluation import EVALUATION
 from fedcore.errors import FedcoreError
-
-if TYPE_CHECKING:
-    from coordinator.store.tasks import CoordinatorStore
 
 
 def check_budget(records: Records, new: Counted) -> None:
@@ -51,7 +48,7 @@ def check_rounds(records: Records, task: Task, last: int, to: int) -> None:
     check_budget(records, own._replace(task=replace(task, settings=settings), committed=last + 1))
 
 
-def budget_report(store: CoordinatorStore, records: Records, population: str) -> BudgetReport:
+def budget_report(store: OpenedStore, records: Records, population: str) -> BudgetReport:
     """What the tasks of a population have spent, and its budget. Raises PrivacyError without an accountant."""
     _check_known(records, population)
     return _report(store, records, population)
@@ -63,13 +60,13 @@ def _check_known(records: Records, population: str) -> None:
         raise UnknownPopulation(f"there is no population {population!r}")
 
 
-def _report(store: CoordinatorStore, records: Records, population: str) -> BudgetReport:
+def _report(store: OpenedStore, records: Records, population: str) -> BudgetReport:
     counted = records.budgets.counted(population)
     kinds = {one.task.id: _kind(store, one.task) for one in counted}
     return report(population, records.budgets.of(population), counted, kinds)
 
 
-def change_budget(store: CoordinatorStore, population: str, budget: PopulationBudget | None, by: str) -> BudgetReport:
+def change_budget(store: OpenedStore, population: str, budget: PopulationBudget | None, by: str) -> BudgetReport:
     """Set the budget of a population, or remove it; answers what `budget_report` says then.
 
     Raises InvalidBudget, and UnknownPopulation when there is none to remove a budget from.
@@ -87,7 +84,7 @@ def change_budget(store: CoordinatorStore, population: str, budget: PopulationBu
         return _report(store, records, population)
 
 
-def _kind(store: CoordinatorStore, task: Task) -> Kind:
+def _kind(store: OpenedStore, task: Task) -> Kind:
     try:
         if store.plan(task.plan_sha256).question is not UNSET:
             return "question"

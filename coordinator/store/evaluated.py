@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
 from coordinator.errors import InvalidTask
@@ -19,15 +17,13 @@ from coordinator.rules.evaluated import (
 )
 from coordinator.rules.release import check_release, check_settings
 from coordinator.rules.task_settings import TaskSettings
+from coordinator.store.blobs import OpenedStore
 from coordinator.store.starting import first_checkpoint
 from fedcore import checkpoint
 from fedcore.bundle import Bundle
 
-if TYPE_CHECKING:
-    from coordinator.store.tasks import CoordinatorStore
 
-
-def check_evaluated(store: CoordinatorStore, bundle: Bundle, settings: TaskSettings, evaluates: Evaluates) -> Evaluates:
+def check_evaluated(store: OpenedStore, bundle: Bundle, settings: TaskSettings, evaluates: Evaluates) -> Evaluates:
     """What a task on the bundle keeps of the models that it evaluates.
 
     Raises InvalidTask, UnknownTask or UnknownRound unless the bundle starts from the models that `evaluates` names. A
@@ -48,7 +44,7 @@ def check_evaluated(store: CoordinatorStore, bundle: Bundle, settings: TaskSetti
 
 
 def check_evaluation(
-    store: CoordinatorStore, bundle: Bundle, settings: TaskSettings, regular: Regularly
+    store: OpenedStore, bundle: Bundle, settings: TaskSettings, regular: Regularly
 ) -> RegularEvaluation:
     """What a task on the bundle keeps of its regular evaluation.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -12,6 +12,7 @@ from coordinator.rules.aggregation import state_specs
 from coordinator.rules.entities import Task
 from coordinator.rules.kinds import TaskAnswer, kind_of, minimum_devices, question_of, task_answer
 from coordinator.rules.private_sums import deviation_of
+from coordinator.store.blobs import OpenedStore
 from coordinator.store.records.records import Records
 from fedcore import checkpoint
 from fedcore.bundle import AlgorithmRef
@@ -19,11 +20,8 @@ from fedcore.errors import QuestionError
 from fedcore.params import ParamSchema
 from fedcore.questions.answer import Answer, answer_of
 
-if TYPE_CHECKING:
-    from coordinator.store.tasks import CoordinatorStore
 
-
-def read_answer(store: CoordinatorStore, records: Records, task: Task) -> TaskAnswer:
+def read_answer(store: OpenedStore, records: Records, task: Task) -> TaskAnswer:
     """The answer as far as there is one. Raises WrongKind, UnknownBlob and QuestionError."""
     kind = kind_of(task.algorithm.name)
     if kind != "question":

@@ -7,7 +7,6 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from coordinator.errors import StoreConflict, demand
 from coordinator.failpoints import reach
@@ -21,20 +20,18 @@ from coordinator.rules.task_settings import TaskSettings
 from coordinator.store.blobs import Blobs
 from coordinator.store.budgets import check_budget
 from coordinator.store.evaluated import check_evaluated, check_evaluation
+from coordinator.store.models import ModelStore
 from coordinator.store.starting import first_checkpoint, release_of, start_of, started, trained_round
 from fedcore.bundle import Bundle, Manifest
 from fedcore.plan import BlobRef, Plan
 from fedcore.release import Release, Signed
-
-if TYPE_CHECKING:
-    from coordinator.store.tasks import CoordinatorStore
 
 
 @dataclass(frozen=True, slots=True)
 class Registration:
     """Registers a task in a store, for an actor. Everything is as `TaskStore.register_task` says."""
 
-    store: CoordinatorStore
+    store: ModelStore
     by: str
 
     def register(

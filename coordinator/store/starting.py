@@ -31,7 +31,7 @@ from fedcore.privacy.certificate import Spending
 from fedcore.release import Release, ReleasedEvaluation
 
 if TYPE_CHECKING:
-    from coordinator.operations import TaskStore
+    from coordinator.operations import TaskStore, TrainedTasks
 
 
 def first_checkpoint(bundle: Bundle, algorithm_modules: Sequence[str] = ()) -> bytes:
@@ -99,7 +99,7 @@ def start_of(settings: TaskSettings) -> float:
         raise InvalidTask(f"starts_at must be {TIME}, not {settings.starts_at!r}: {error}") from error
 
 
-def round_of(store: TaskStore, source: str, forms: str = "TASK or TASK@ROUND") -> tuple[str, int]:
+def round_of(store: TrainedTasks, source: str, forms: str = "TASK or TASK@ROUND") -> tuple[str, int]:
     """The task and the round of `TASK@ROUND`; of `TASK`, its last committed round, 0 for none.
 
     forms: what else a source may be, in words. Raises InvalidTask, and UnknownTask for `TASK`.
@@ -111,7 +111,7 @@ def round_of(store: TaskStore, source: str, forms: str = "TASK or TASK@ROUND") -
     return task, int(number) if at else max(committed, default=0)
 
 
-def trained_round(store: TaskStore, source: str) -> tuple[str, int]:
+def trained_round(store: TrainedTasks, source: str) -> tuple[str, int]:
     """The same of a task that is there, and has trained its model. Raises InvalidTask and UnknownTask."""
     task, number = round_of(store, source)
     store.task(task)
@@ -121,7 +121,7 @@ def trained_round(store: TaskStore, source: str) -> tuple[str, int]:
 
 
 def started(
-    store: TaskStore,
+    store: TrainedTasks,
     bundle: Bundle,
     settings: TaskSettings,
     algorithm: Algorithm,

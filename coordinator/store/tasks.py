@@ -9,13 +9,11 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from types import TracebackType
 
-import safetensors.numpy
 from msgspec import UNSET
 
 from coordinator.errors import NotPrivate, TaskEnded, UnexpectedEvent, UnknownDeviceId, UnknownRound
 from coordinator.lineage import check_signer, entry
 from coordinator.operations import LineageKey, TaskStore
-from coordinator.rules.aggregation import Vectors, state_specs
 from coordinator.rules.alerts import Alert
 from coordinator.rules.audit import STORE, Action, AuditEntry
 from coordinator.rules.budget import BudgetReport, PopulationBudget
@@ -26,7 +24,6 @@ from coordinator.rules.entities import (
     Measured,
     RegularEvaluation,
     Regularly,
-    RoundRecord,
     SessionShape,
     Spent,
     Task,
@@ -37,18 +34,14 @@ from coordinator.rules.kinds import TaskAnswer
 from coordinator.rules.progress import Progress
 from coordinator.rules.states import OnDevice, Requires, RoundState, TaskState
 from coordinator.rules.task_settings import FootprintBudget, PrivacyBudget, Secagg, TaskSettings
-from coordinator.store.blobs import Blobs, SealedBlobs, check_same_store
+from coordinator.store.blobs import Blobs, check_same_store
 from coordinator.store.budgets import budget_report, change_budget, check_rounds
 from coordinator.store.database import Database
 from coordinator.store.models import ModelStore
 from coordinator.store.questions import check_has_model, read_answer
 from coordinator.store.registration import Registration
 from coordinator.store.starting import before, spent_before
-from fedcore import algorithms, checkpoint
-from fedcore.algorithms.algorithm import Algorithm
-from fedcore.algorithms.question import QUESTION
-from fedcore.bundle import AlgorithmRef, Bundle, Manifest
-from fedcore.plan import Plan
+from fedcore.bundle import Bundle, Manifest
 from fedcore.privacy.accounting import spent
 from fedcore.privacy.certificate import Ancestor, CertifiedLedger, PrivacyCertificate, ledger_digest
 from fedcore.privacy.settings import LedgerEntry
@@ -83,12 +76,6 @@ class CoordinatorStore(ModelStore, TaskStore, AbstractContextManager["Coordinato
     """
 
     lineage_key: Callable[[], SigningKey]
-
-    def __init__(self, database: Database, blobs: Blobs, algorithm_modules: Sequence[str] = ()) -> None:
-        super().__init__(database, blobs)
-        self.sealed = SealedBlobs(database, blobs)
-        self.algorithm_modules = algorithm_modules
-        self._plans: dict[str, Plan] = {}
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -128,14 +115,6 @@ class CoordinatorStore(ModelStore, TaskStore, AbstractContextManager["Coordinato
     def releases(self) -> list[Signed]:
         with self.database.reading() as records:
             return records.releases.log()
-
-    def tasks(self) -> list[Task]:
-        with self.database.reading() as records:
-            return records.tasks()
-
-    def task(self, task_id: str) -> Task:
-        with self.database.reading() as records:
-            return records.task(task_id)
 
     def progress(self) -> list[Progress]:
         with self.database.reading() as records:
@@ -186,10 +165,6 @@ class CoordinatorStore(ModelStore, TaskStore, AbstractContextManager["Coordinato
         with self.database.reading() as records:
             return records.history(records.task(task_id))
 
-    def rounds(self, task_id: str) -> list[RoundRecord]:
-        with self.database.reading() as records:
-            return records.rounds(records.task(task_id).id)
-
     def evaluations(self, task_id: str) -> list[Measured]:
         with self.database.reading() as records:
             return records.overview.evaluations(records.task(task_id).id)
@@ -218,18 +193,6 @@ class CoordinatorStore(ModelStore, TaskStore, AbstractContextManager["Coordinato
                 raise UnknownRound(f"task {task_id} has not committed a round {number}")
             return records.cohorts.counted(task_id, number, done[-1].attempt)
 
-    def checkpoint(self, task_id: str, number: int | None = None) -> Vectors:
-        """The broadcast vectors after round `number`, by default the last committed one; 0 is the start.
-
-        Raises UnknownRound when that round was not committed.
-        """
-        with self.database.reading() as records:
-            task = records.task(task_id)
-            snapshot = records.snapshot(task, number)
-        # What is broadcast after a round is what the next one begins with.
-        plan = self.plan(task.plan_sha256).of_round(snapshot.number + 1)
-        return checkpoint.decode(self.blobs.get(snapshot.checkpoint_sha256), plan.broadcast)
-
     def model(self, task_id: str, number: int | None = None, by: str = STORE) -> bytes:
         check_has_model(self.task(task_id))
         model = self.model_file(task_id, number)
@@ -246,20 +209,6 @@ class CoordinatorStore(ModelStore, TaskStore, AbstractContextManager["Coordinato
             found = read_answer(self, records, records.task(task_id))
         self.note_read(by, Action.ANSWER_READ, task_id, found.round)
         return found
-
-    def model_file(self, task_id: str, number: int | None = None) -> bytes:
-        """The model after a round, as named tensors in safetensors' format. Raises UnknownRound, as `checkpoint`.
-
-        That of a question, its answer, is in the server's state alone.
-        """
-        task = self.task(task_id)
-        plan, algorithm = self.plan(task.plan_sha256), self.algorithm(task.algorithm)
-        if algorithm.family != QUESTION:
-            return safetensors.numpy.save(plan.schema.unflatten(self.checkpoint(task_id, number)["params"]))
-        with self.database.reading() as records:
-            found = self.blobs.get(records.snapshot(task, number).state_sha256)
-        state = checkpoint.decode(found, state_specs(plan, algorithm))
-        return safetensors.numpy.save(plan.schema.unflatten(state["params"]))
 
     def certificate(self, task_id: str, number: int | None = None, by: str = STORE) -> CertifiedLedger:
         key = self.lineage_key()
@@ -344,16 +293,6 @@ class CoordinatorStore(ModelStore, TaskStore, AbstractContextManager["Coordinato
     def alerts(self, limit: int = 100) -> list[Alert]:
         with self.database.reading() as records:
             return records.alerts.listed(limit)
-
-    def plan(self, sha256: str) -> Plan:
-        """A registered plan, decoded once."""
-        if sha256 not in self._plans:
-            self._plans[sha256] = Plan.decode(self.blobs.get(sha256))
-        return self._plans[sha256]
-
-    def algorithm(self, ref: AlgorithmRef) -> Algorithm:
-        """The algorithm of a task, made from its settings. Raises AlgorithmError."""
-        return algorithms.create(ref.name, ref.settings, self.algorithm_modules)
 
     def _move(self, task_id: str, to: TaskState, by: str) -> Task:
         with self.database.writing() as records:

@@ -22,7 +22,7 @@ from coordinator.errors import (
     UnknownTask,
     WebhookFailed,
 )
-from coordinator.operations import OPERATIONS, PREFIX, AdminService, NewTask, TaskStore
+from coordinator.operations import OPERATIONS, PREFIX, AdminService, NewTask, TaskStore, TrainedTasks
 from coordinator.rules.alerts import Finding
 from coordinator.rules.audit import STORE
 from coordinator.rules.entities import Evaluates, ModelSource, Regularly, Role
@@ -285,7 +285,8 @@ def test_document_and_client_have_every_operation_and_no_other(urls):
         assert about["description"] == operation.sentence
         assert "role-lacking" in str(about["responses"]), operation.name
         assert {one["name"] for one in about.get("parameters", ())} == {*operation.parameters}, operation.name
-    methods = {name: call for part in (TaskStore, AdminService) for name, call in vars(part).items() if name[0] != "_"}
+    parts = (TrainedTasks, TaskStore, AdminService)
+    methods = {name: call for part in parts for name, call in vars(part).items() if name[0] != "_"}
     assert {one.name: one.call for one in OPERATIONS} == {
         name: call for name, call in methods.items() if name not in NOT_ONE_OPERATION
     }
