@@ -1,7 +1,5 @@
 """Programs compute what their function computes, on any values."""
 
-import functools
-
 import numpy as np
 import pytest
 import torch
@@ -262,32 +260,13 @@ def test_a_step_of_descent_adds_products_to_its_carry_without_a_gradient():
     torch.testing.assert_close(weights, before - 0.1 * torch.cat([(x.T @ x @ y).flatten(), (x @ y).sum(0)]))
 
 
-@pytest.mark.parametrize("late", [slice(0, 16), slice(14, 30), slice(16, 32)])
-def test_products_are_added_once_nothing_reads_what_they_change(late):
-    (x, y), weights = pair(0), torch.randn(32, generator=torch.Generator().manual_seed(1))
-
-    def step():
-        gradient = torch.cat([((x @ weights[:16].view(4, 4)).T @ x).flatten(), torch.ones(16)])
-        read = weights[late].cos()
-        return {"weights": weights - 0.1 * gradient, "late": read}
-
-    expected, recording = step(), record(step, [x, y, weights])
-    found = Program(recording, Workspace(CPU), {"weights": weights}).run()
-    torch.testing.assert_close({**found, "weights": weights}, expected)
-    operators = [call.operator for call in recording.calls]
-    added, read = operators.index(aten.addmm_.default), operators.index(aten.cos.default)
-    assert (added < read) == (late.start == 16)
-
-
-@pytest.mark.parametrize("pooling", [{"kernel_size": 2}, {"kernel_size": 3, "stride": 2, "padding": 1}, None])
-def test_gradients_of_biases_are_sums_of_the_fewest_pixels(pooling):
+def test_gradients_of_biases_are_summed_apart():
     torch.manual_seed(0)
     images, weights, bias = torch.randn(3, 2, 12, 12), torch.randn(4, 2, 3, 3), torch.randn(4)
 
     def function():
         leaves = [weights.detach().requires_grad_(), bias.detach().requires_grad_()]
-        results = functional.conv2d(images, *leaves)
-        results = functional.max_pool2d(results, **pooling) if pooling else results
+        results = functional.max_pool2d(functional.conv2d(images, *leaves), 2)
         kernel, shift = torch.autograd.grad(results.square().sum(), leaves)
         return {"kernel": kernel, "bias": shift, "results": results.detach()}
 
@@ -296,44 +275,7 @@ def test_gradients_of_biases_are_sums_of_the_fewest_pixels(pooling):
     torch.testing.assert_close(found, expected)
     calls = {call.operator: call for call in recording.calls}
     assert calls[aten.convolution_backward.default].args[-1] == [False, True, False]
-    assert calls[aten.sum.dim_IntList].args[0].size == expected["results"].shape
-
-
-def pooled_step(weights, images):
-    leaf = weights.detach().requires_grad_()
-    pooled = functional.max_pool2d(functional.relu(functional.conv2d(images, leaf)), 2)
-    return {"gradient": torch.autograd.grad((pooled * pooled.detach().cos()).sum(), leaf)[0], "pooled": pooled.detach()}
-
-
-def test_relu_comes_after_pooling_and_changes_no_bit():
-    torch.manual_seed(0)
-    weights, images = torch.randn(4, 2, 3, 3), torch.randn(3, 2, 12, 12).relu()
-    recording = record(functools.partial(pooled_step, weights, images), [weights, images])
-    program = Program(recording, Workspace(CPU), {})
-    rectified = [call.results[0].size for call in recording.calls if call.operator is aten.clamp_min.default]
-    assert rectified == [(3, 4, 5, 5)]
-    for seed in range(3):
-        torch.manual_seed(seed)
-        weights.normal_()
-        images.normal_()
-        expected = pooled_step(weights, images)
-        for name, found in program.run().items():
-            assert torch.equal(found, expected[name]), name
-
-
-def test_a_relu_that_something_else_reads_stays_before_pooling():
-    images = torch.randn(3, 2, 12, 12, requires_grad=True)
-
-    def function():
-        rectified = functional.relu(images)
-        value = functional.max_pool2d(rectified, 2).sum() + rectified.square().sum()
-        return {"gradient": torch.autograd.grad(value, images)[0]}
-
-    recording = record(function, [images])
-    found = Program(recording, Workspace(CPU), {}).run()
-    rectified = [call.results[0].size for call in recording.calls if call.operator is aten.clamp_min.default]
-    assert rectified == [(3, 2, 12, 12)]
-    torch.testing.assert_close(found["gradient"], function()["gradient"])
+    assert aten.sum.dim_IntList in calls
 
 
 @pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="torch has no oneDNN here")

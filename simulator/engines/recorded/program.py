@@ -17,7 +17,7 @@ from torch import Tensor
 
 from simulator.engines.recorded.layout import lay_out_parts, may_lie_in, writer_of
 from simulator.engines.recorded.recording import Call, NotRecordable, Place, Recording, mapped, places, record
-from simulator.engines.recorded.rewrites import accumulate, add_early, multiply_by_onednn, pool_first, sum_for_biases
+from simulator.engines.recorded.rewrites import accumulate, multiply_by_onednn, sum_for_biases
 from simulator.engines.recorded.trial import Before, agree
 from simulator.engines.recorded.winograd import differentiate_by_winograd
 
@@ -115,7 +115,6 @@ class Program:
     def __init__(self, recording: Recording, workspace: Workspace, targets: Mapping[str, Tensor]) -> None:
         self._loose: dict[int, Tensor] = {}  # results of operators that allocate them
         self._steps: list[Callable[[], Any]] = []
-        pool_first(recording)
         lay_out_parts(recording)
         accumulate(recording)
         if workspace.device.type == "cpu":
@@ -125,7 +124,6 @@ class Program:
         self._memory = dict(recording.external)
         copies = self._aim(recording, targets)
         recording.calls = [call for call in recording.calls if not self._is_there(call)]
-        add_early(recording, self._memory)
         self._plan(recording, workspace)
         self._copies = [(target, self._bound(place), place.buffer in recording.external) for target, place in copies]
         self._outputs = {name: self._bound(place) for name, place in recording.outputs.items() if name not in targets}
