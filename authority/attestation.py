@@ -105,6 +105,11 @@ def _signs_certificates(_: Any, __: x509.Certificate, usage: x509.KeyUsage) -> N
         raise ValueError("a certificate of the chain may not sign others")
 
 
+# Android Key Attestation: a certificate chain in which a phone's secure hardware describes its system and its app.
+#
+# Spec: docs/spec/wire.md §9. Layout of the extension:
+# https://source.android.com/docs/security/features/keystore/attestation
+
 KEY_DESCRIPTION = x509.ObjectIdentifier("1.3.6.1.4.1.11129.2.1.17")
 TEE, STRONGBOX = b"\x01", b"\x02"
 ENOUGH = {"tee": {TEE, STRONGBOX}, "strongbox": {STRONGBOX}}
@@ -266,6 +271,11 @@ def _serials(path: Path) -> frozenset[int]:
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(f"{path.name} is no list of revoked certificates: {error!r}") from error
 
+
+# Apple's App Attest: a statement in which a phone's hardware, and Apple, vouch for an app and its key.
+#
+# Spec: docs/spec/wire.md §9. The checks, in Apple's order:
+# https://developer.apple.com/documentation/devicecheck/validating-apps-that-connect-to-your-server
 
 NONCE = x509.ObjectIdentifier("1.2.840.113635.100.8.2")
 PRODUCTION, DEVELOPMENT = b"appattest".ljust(16, b"\0"), b"appattestdevelop"

@@ -38,6 +38,11 @@ from secagg.keys import check_possession, issue
 from secagg.messages import Invite, draw_beacon
 from secagg.parameters import GraphParameters
 
+# The issuer of credentials: it attests a device, checks that the device holds its key, and signs. Pure: time is an
+# argument.
+#
+# Spec: docs/spec/wire.md §9.
+
 
 @dataclass(frozen=True, slots=True)
 class Issuer:
@@ -62,6 +67,10 @@ class Issuer:
             issue(self.key.private, request.secagg, device, int(now) + self.lasting_s), self.key.succession
         )
 
+
+# Beacons of secure rounds: one draw per device and invitation, so that a coordinator cannot try several.
+#
+# Pure: time is an argument. Spec: docs/spec/wire.md §9.
 
 MOST_DEVICES = 1 << 20
 """The most devices that are remembered at a time, over all invitations: about 200 MB."""

@@ -25,6 +25,10 @@ from muster.output import Json, doing, emit
 from muster.plain import say as say_line
 from muster.plain import show_table
 
+# The options of every benchmark: a docstring is the help of its command, a field with a `typer.Option` an option.
+#
+# The other fields are for tests. Nothing heavy is imported here: the command line reads this at its start.
+
 Models = Annotated[list[str] | None, Option("--model", help="A built-in model; may be repeated.  [default: all]")]
 
 

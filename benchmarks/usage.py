@@ -133,6 +133,10 @@ def _family(pid: int) -> Iterator[tuple[int, _Stat]]:
         family += children.get(member, [])
 
 
+# A peer: another project's code, in a virtual environment and a process of its own, which trains when it is asked.
+#
+# The process speaks JSON lines, as benchmarks/peers/turns.py says.
+
 _SHOWN_LINES = 5
 _ORDERLY_END_S = 30.0
 T = TypeVar("T")

@@ -87,6 +87,11 @@ class ModelTally(Tally[Stated]):
         )
 
 
+# Counts of sessions by their sequence of steps.
+#
+# A shape is the steps of a session with " > " between: a check-in that is rejected at once is one step; another session
+# may be `accepted > waited > assigned > fetched checkpoint > reported`.
+
 Counts: TypeAlias = Mapping[tuple[str, str, str], int]
 """Sessions by population, task (empty before there is one) and shape."""
 

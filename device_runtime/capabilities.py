@@ -31,6 +31,13 @@ from fedcore.params import Float32, Frozen
 from fedcore.plan import Field, Plan, loop_graph, steps_graph
 from fedcore.wire.messages import LONGEST_NAME, MOST_COLLECTIONS, StatedCapabilities
 
+# The footprint of a plan on this machine: each pass once over random examples, in a process that loads nothing else.
+#
+#     python -m device_runtime.footprint FOLDER FORMAT
+#
+# reads `FOLDER/plan.json` and the graphs at `FOLDER/<sha256>`, and prints a Footprint as JSON. Memory is that of the
+# whole process: interpreter, runtime, graphs, vectors and examples.
+
 STEPS = 5
 IGNORED_SHARE = 0.2
 

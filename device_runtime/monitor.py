@@ -23,6 +23,11 @@ from device_runtime.state.records import Spending, Spent
 from fedcore.wire.messages import Assignment
 from fedcore.wire.signatures import Signer
 
+# The hold request: a thread keeps it open while a device works on an assignment and sends nothing else.
+#
+# Spec: docs/spec/wire.md §6. So the coordinator learns within seconds that a device is gone, and the device that its
+# report is no longer needed. A device that finishes at once, or talks to the coordinator anyway, makes no such request.
+
 LONGEST_WAIT_S = 60.0
 # A fifth of the time after which the device counts as lost, so that there is time to ask again if a connection breaks.
 SHARE = 0.2

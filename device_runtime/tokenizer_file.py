@@ -18,6 +18,11 @@ from fedcore.decoding import UNDECODABLE, decoder
 if TYPE_CHECKING:
     import tokenizers
 
+# Expressions of tokenizers: what devices know of them.
+#
+# Devices match in a time that is linear in the text, which needs groups that do not repeat. The same as
+# device_runtime/js/src/core/expression.ts. Spec: docs/spec/plan.md §1.3.
+
 TOKEN = re.compile(
     r"\\[pP]\{[^}]*\}|\\.|\[(?:\\.|[^\]\\])*\]|\((?:\?(?:i?:|[=!]|.?))?|(?:[*+?]|\{\d+(?:,\d*)?\})[*+?]?|.", re.DOTALL
 )

@@ -43,6 +43,12 @@ from fedcore.plan import (
 from fedcore.report import all_finite
 from fedcore.schedule import Loop
 
+# Personal models: a plan's own local steps from a released model, measured on examples that they leave out.
+#
+# Everything that runs a graph is in `personalise`, in the process of a trainer. A plan that trains has no graph that
+# only measures, but each step tells the loss of its batch at the parameters that it starts from. So one step from given
+# parameters measures them, and what it makes of them is dropped.
+
 SHARE = 0.2
 """The share of examples that are left out, where the plan holds out no larger one."""
 LEAST = 10

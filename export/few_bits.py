@@ -238,6 +238,11 @@ class EmbeddingInFewBits(_InFewBits):
         return rows.reshape(*places.shape, rows.shape[-1])
 
 
+# Low-rank adapters: a frozen module with small trained factors beside its layers.
+#
+# LoRA (Hu, Shen, Wallis, Allen-Zhu, Li, Wang, Wang, Chen 2021), equation 3: h = W x + s B A x with A (r, in) and B
+# (out, r); W is frozen. B starts at zero, so training starts from the module as it is.
+
 FORMS: dict[type[nn.Module], Callable[[Any, Codes], nn.Module]] = {
     nn.Linear: DenseInFewBits,
     nn.Embedding: EmbeddingInFewBits,

@@ -195,6 +195,11 @@ def lstm(  # noqa: PLR0913, PLR0917, torch's own signature
     return x.transpose(0, 1) if batch_first else x, torch.stack(last_h), torch.stack(last_c)
 
 
+# Group normalisation in few operators, with statistics by sums, so that the gradient rarely reads the large arrays.
+#
+# Shapes: B batch, C channels, G groups, S positions of a channel; values are seen as (B, G, C / G, S).
+
+
 def group_norm(  # noqa: PLR0913, PLR0917, the operator's own signature
     inputs: Tensor,
     weight: Tensor | None,

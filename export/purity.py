@@ -32,6 +32,10 @@ from export.errors import ImpureModel
 from export.layers import Layers
 from export.model import GradientOracle, Model
 
+# The Python side of a model: what it draws from generators, reads from clocks, and keeps between two calls.
+#
+# Graphs and recorded steps contain none of it: its value at their creation would stay forever.
+
 Note = Callable[[str], None]
 PLAIN = (bool, int, float, complex, str, bytes, types.NoneType)
 NUMPY = "numpy.random"

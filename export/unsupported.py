@@ -11,6 +11,11 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from export.errors import InvalidModel, UnsupportedModule
 
+# Batch normalisation, which devices cannot train: changed to group normalisation, or held at known statistics.
+#
+# Group normalisation: Wu, He, "Group normalization", 2018. Statistics of a batch would mix padding with examples, and
+# those of one user would reach the next.
+
 M = TypeVar("M", bound=nn.Module)
 GROUPS = 32
 """The groups of a layer, as in the paper; fewer where the channels are not a multiple."""

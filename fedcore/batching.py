@@ -19,6 +19,10 @@ from numpy.typing import NDArray
 from fedcore.params import Float32
 from fedcore.schedule import Loop
 
+# Random streams that depend only on a key: Philox4x64-10 (Salmon et al. 2011), whose output NumPy guarantees.
+#
+# Spec: docs/spec/plan.md §4. With the same key a device, the coordinator and the simulator draw the same words.
+
 Words = NDArray[np.uint64]
 
 

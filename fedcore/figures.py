@@ -164,6 +164,11 @@ def percentiles(prefix: str, ranged: Ranged, within: Iterable[Any]) -> dict[str,
     return made
 
 
+# Losses of devices as counts: how many devices have a loss of at least 1, of at least 1.5, of at least 2 …
+#
+# Spec: docs/spec/plan.md §5.5. A mean of losses is moved anywhere by one false report. Here each device counts once,
+# and its report can move each count by 1.
+
 LOSSES = "losses"
 _OCTAVES = range(-8, 24)
 LEVELS = 2 * len(_OCTAVES)

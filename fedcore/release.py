@@ -150,6 +150,10 @@ def decode_head(text: str) -> TreeHead:
     return decode_signed(text, _HEAD, "head of the log", BadRelease)
 
 
+# A model release: a signed statement that an app may use a model. The coordinator does not have the key.
+#
+# Spec: docs/spec/plan.md §11. `fedcore.signing` makes and checks the signatures.
+
 MODEL_RELEASE_VERSION = 1
 MODEL_NAME = r"[a-z0-9][a-z0-9_-]{0,63}"
 """A model's name is a part of URLs and of files' names."""

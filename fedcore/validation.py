@@ -292,6 +292,11 @@ def offered(name: object, choices: Iterable[str]) -> str:
     return f"{f'did you mean {close[0]}? ' if close else ''}there are {', '.join(names)}"
 
 
+# A user's own code, by the name of a module, which is looked up in the working folder too, or of a file there.
+#
+# Importing a module runs its author's code, so callers import only a module that an authorised person has named.
+
+
 def own_name(name: str) -> str:
     """`package.module:object` of what may be `package/module.py:object`, a file in the working folder; others as is."""
     source, colon, thing = name.partition(":")

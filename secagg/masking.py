@@ -109,6 +109,11 @@ def _open(key: bytes, start: int) -> CipherContext:
     return Cipher(AES256(key), CTR((start // BLOCK_WORDS).to_bytes(16, "big"))).encryptor()
 
 
+# Noise: Skellam-distributed integers that devices add to their quantised values, and bounds on their sizes.
+#
+# Spec: docs/spec/secagg.md §9. A Skellam variable of variance v is the difference of two Poisson variables of mean v/2.
+# Sums of Skellam variables are Skellam, whatever devices drop out: their variances add up. Agarwal, Kairouz, Liu 2021.
+
 MOST_VARIANCE = 1 << 26
 """The largest variance of one device's noise, in squared steps: finer steps would cost bits and gain nothing."""
 RARE_BITS = 40

@@ -22,6 +22,13 @@ from secagg.keys import CREDENTIAL_BYTES, DEVICE_BYTES, KEY_BYTES, SIGNATURE_BYT
 from secagg.packing import PackedSegment
 from secagg.parameters import GraphParameters
 
+# Beacons: the enrolment authority's signatures over rosters. They determine the neighbours of every device.
+#
+# For one invitation the authority never signs two rosters with the same device. So a lying server gets one draw each
+# time that a device advertises. With up to 64 devices all are neighbours of each other, and nothing is drawn.
+#
+# Spec: docs/spec/secagg.md §3.
+
 BEACON_BYTES = SIGNATURE_BYTES
 NO_BEACON = bytes(BEACON_BYTES)
 

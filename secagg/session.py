@@ -1,4 +1,4 @@
-"""The computations of a session: its id and commitments, the masked sum, and unmasking. Spec: docs/spec/secagg.md.
+"""The computations of a session: its id and commitments, the masked sum, and unmasking.
 
 Spec: docs/spec/secagg.md §3, §6.
 """

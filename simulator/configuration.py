@@ -250,6 +250,10 @@ def without_numpy(value: Any) -> Any:
     return value.item() if getattr(value, "ndim", None) == 0 else value
 
 
+# Settings of local SGD that suit a built-in model better than the defaults of the algorithms.
+#
+# A simulation uses them unless its configuration sets others.
+
 SUITED: Mapping[str, Mapping[str, Any]] = {
     # With batches of 20 and steps of 0.1, the defaults, it predicts only spaces for dozens of rounds. The batch size is
     # from Reddi et al. 2021, Table 5.

@@ -29,6 +29,10 @@ from simulator.errors import Diverged, EngineError
 from simulator.population import Population
 from simulator.private_training import Cohorts, SimulatedPrivacy
 
+# Fine-tuning in the simulator: every user goes on from one model on examples of their own, and keeps what it reaches.
+#
+# It is what a model that everybody shares can be for a user, so algorithms that give users models are compared with it.
+
 TUNED = "tuned"
 
 

@@ -51,6 +51,14 @@ class LruCache(Generic[K, V]):
         return value
 
 
+# Replay protection: fresh signatures, each accepted once. Pure: time is an argument. Spec: docs/spec/wire.md §10.
+#
+# No replay of a request that this process took is ever accepted. A signature that was made before this process began to
+# answer is refused too, unless no earlier process can have accepted it. When that was is told by the clock as it is
+# now, less the time that has passed on a steady clock, so that a clock which is set right later refuses nobody; and in
+# the first ten minutes also by the clock of then. A clock that is set back by more than `WINDOW_S` repeats time: then
+# replays of what an earlier process took can be accepted, once.
+
 _KEY_BYTES = 16
 _DAY_S = 86_400
 _SWEEP_S = 1.0

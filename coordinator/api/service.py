@@ -42,6 +42,11 @@ from fedcore.wire.signatures import device_id
 from secagg.errors import SecaggError
 from secagg.keys import check_credential
 
+# Counts of check-ins by population, for the dashboard: devices, what they run, and when they came.
+#
+# In the memory of this process, and bounded, whatever devices state; nothing of it is written. Populations are those
+# that operators made: a check-in for another one is refused and not counted.
+
 _MOST_KINDS, _LONGEST = 30, 60
 _MOST_DEVICES = 100_000
 """Devices that are remembered at once, of all populations together."""

@@ -54,6 +54,11 @@ def age(seconds: float) -> str:
     return f"{max(0.0, seconds):.0f} s"
 
 
+# Web sessions: a signed cookie that names a token, and the CSRF tokens of the forms that it may send.
+#
+# The key is the same at all replicas. At every request the token is looked up, and whether a logout ended the session:
+# a token that was revoked or expired ends its sessions at once. Nothing is stored but the sessions that a logout ended.
+
 COOKIE = "muster-session"
 CSRF_FIELD = "csrf"
 LASTS_S = {Role.VIEWER: 12 * 3600, Role.OPERATOR: 3600}

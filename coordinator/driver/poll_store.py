@@ -64,6 +64,11 @@ class Revocations:
         self._seen = last
 
 
+# The noticeboard: what drivers of populations and the other replicas tell each other in the store.
+#
+# A driver publishes what decides that a device is sent away; the others send devices away by it, and leave tallies for
+# the driver. So these devices cost the driver nothing, but for a row a second. Spec: docs/spec/rounds.md §5.
+
 Facts: TypeAlias = tuple[bytes, dict[str, Needs]]
 """The generation of a population's return tokens, and the needs of its active tasks."""
 _LOG = logging.getLogger(__name__)

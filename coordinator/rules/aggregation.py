@@ -155,6 +155,14 @@ def _check_trip(plan: Plan, weighting: Weighting, trip: Trip, state: Vectors) ->
         raise InvalidTask("the algorithm changes the shape of its own state")
 
 
+# Robust aggregation: estimates of the mean that a few false reports cannot move far. It keeps reports one by one.
+#
+# Legend: K reports, L values of a report, B values of a block. Spec: docs/spec/rounds.md §8.
+#
+# Trimmed mean and median: Yin, Chen, Ramchandran, Bartlett, "Byzantine-robust distributed learning", ICML 2018. Krum:
+# Blanchard, El Mhamdi, Guerraoui, Stainer, "Machine learning with adversaries", NeurIPS 2017. All count every report
+# alike, whatever its weight, and all are biased where devices' examples differ.
+
 Float64 = NDArray[np.float64]
 
 """Values of each report that are looked at together, so that little memory is needed beside the reports."""
@@ -232,6 +240,10 @@ def _blocks(layout: ReportLayout, *, normed: bool) -> Iterator[slice]:
             for begin in range(where.start, where.stop, _BLOCK):
                 yield slice(begin, min(begin + _BLOCK, where.stop))
 
+
+# Reports in the clear: the bounds on each of them, so that no single device decides the next model. Pure.
+#
+# Legend: L values of a report. Spec: docs/spec/rounds.md §8.
 
 SLACK = 2.0
 """How far above its average length an honest update may be when decoded: which part of it travels is random."""
@@ -322,6 +334,11 @@ def _norm(values: NDArray[np.floating[Any]]) -> float:
     if least <= square < math.inf:
         return math.sqrt(square)
     return float(np.linalg.norm(values.astype(np.float64))) if values.any() else 0.0
+
+
+# The longest update that a task counts, and the sums of secure rounds that are held to it. Pure.
+#
+# Spec: docs/spec/rounds.md §8. Legend: L values of a decoded report.
 
 
 def in_words(plan: Plan, settings: TaskSettings) -> str:

@@ -31,6 +31,11 @@ from coordinator.rules.selection import Needs
 from fedcore.decoding import decoder
 from fedcore.wire.messages import RetryWindow
 
+# Return tokens: what a device that was sent away shows when it comes back. Pure; spec: docs/spec/rounds.md §7.
+#
+# A token says when a device of a population may come, and a MAC proves that this coordinator wrote it. So nobody has to
+# remember the device.
+
 _TIMES = struct.Struct(">dd")
 _NAME_BYTES, _MAC_BYTES = 8, 18
 MARK_BYTES = 8

@@ -35,6 +35,10 @@ from secagg.errors import HeadroomError
 from secagg.masking import RARE_BITS
 from secagg.packing import MOST_FIELD_BITS, WORD_BITS, PackedSegment, check_headroom, field_bits, with_noise, word_count
 
+# Packed segments: how the sums of a secure round are encoded, and whether the noise of its devices fits. Pure.
+#
+# Spec: docs/spec/wire.md §8. And how long a report is, which follows from them.
+
 
 def packed_segments(layout: ReportLayout, bounds: SumBounds, n_max: int) -> tuple[PackedSegment, ...]:
     """The segments of a round of up to n_max devices in a group, in the narrowest fields."""
@@ -129,6 +133,11 @@ def most_in_group(settings: TaskSettings, number: int) -> int:
     """How many devices a group of a secure round has at most."""
     return min(settings.in_round(number).policy.cohort, (settings.secagg or Secagg()).group_size)
 
+
+# Keyed normal numbers: noise from the system's cryptographic generator, which its key makes again.
+#
+# A stream of ChaCha20 becomes uniform numbers of 53 bits, and pairs of these normal ones by Box and Muller 1958. So no
+# number of a sum tells anything about another one, and the tail reaches to 8.5 standard deviations.
 
 KEY_BYTES = 32
 _PAIRS = 1 << 15

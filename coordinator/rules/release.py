@@ -141,6 +141,13 @@ def _number(value: float) -> str:
     return f"{value:,.0f}" if value >= 1000 else f"{value:.4g}"
 
 
+# A trial of an algorithm under the rounding of secure rounds: whether rounding swamps it. Pure.
+#
+# A sum of fixed-point numbers is off by the same amount in every value, however small the value is. Means that are only
+# added bear that. An algorithm that divides by a mean, or by its root, does not, where the mean is smaller than the
+# rounding: an average of squares, say. Nothing in a plan shows that, so the algorithm is run, on bowls in float64, with
+# exact means and with rounded ones.
+
 _VALUES, _DEVICES, _ROUNDS = 256, 8, 3
 """Parameters of a bowl, half of which have no gradient, as the weights of dead units; bowls; rounds of every trip."""
 

@@ -214,6 +214,11 @@ def decode_answer(data: bytes) -> MaskedAnswer:
         raise MalformedMessage(f"this answer is another version's, run one on all replicas: {error}") from error
 
 
+# Ids of assignments, which every replica can check without the driver. Pure; spec: docs/spec/rounds.md §5.
+#
+# An id says which replica made it, the row of its round and the place in the cohort, and a MAC binds all of that to the
+# device.
+
 _ROUND_BYTES, _SLOT_BYTES, _MAC_BYTES = 4, 3, 10
 _TEXT = 23
 """Characters after the dot: together with the replica an id has 32, as many as its column."""
@@ -240,6 +245,12 @@ def round_in(key: bytes, assignment: str, device: str) -> int | None:
     good = hmac.compare_digest(assignment_id(key, replica, round_id, slot, device), assignment)
     return round_id if good else None
 
+
+# Lease decisions: which replica drives which population, without clock or database. Spec: docs/spec/rounds.md §5.
+#
+# No two clocks are ever compared. Every replica counts up a beat in the database. A replica that sees another's beat
+# stand still for the lease time, by a clock of its own, takes it for gone. That may be wrong: a paused process looks
+# the same. So it decides only who tries to take a lease; what keeps two drivers apart is the lease's term.
 
 _ID_BYTES = 4
 

@@ -97,6 +97,10 @@ def broken_after_s(lost_after_s: float) -> float:
     return min(max(_BROKEN_S, _BROKEN_SHARE * lost_after_s), lost_after_s)
 
 
+# Rules of a task on devices: on what a device states, and on what only the device checks and never tells. Pure.
+#
+# Spec: docs/spec/rounds.md §6. What conditions are, and whether they hold: fedcore/conditions.py.
+
 _RELEASE = re.compile(r"\d+(?:\.\d+)*")
 _LONGEST_RELEASE = 100
 _VERSION = rf"^{_RELEASE.pattern}$(?!\n)"

@@ -236,6 +236,12 @@ def _write_durably(folder: Path, name: str, data: Data, put: Callable[[Path, Pat
     sync_folder(folder)
 
 
+# Sealed blobs: models of private rounds, unreadable until the transaction that counts them is committed.
+#
+# The bytes are stored under another name, encrypted with a key that is only in memory until that transaction writes it.
+# After it they are stored in plain by the process that committed or, if that died, by the first one that asks for them.
+# Spec: docs/spec/privacy.md §3.
+
 _PURPOSE = b"muster: models of private rounds"
 _KEY_BYTES, _TAG_BYTES = 32, 16
 _NONCE = bytes(12)  # every key seals one blob

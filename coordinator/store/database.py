@@ -19,6 +19,11 @@ from coordinator.failpoints import reach
 from coordinator.store.database_engines import AT_ONCE_S, Engines, is_locked, one_line, open_engines
 from coordinator.store.records.records import Records
 
+# Migrations: the revision of a database's tables, and the way to another one. Alembic does the work.
+#
+# The revisions lie in the folder `revisions`. One that was released stays as it is; a change of `tables.py` then gets
+# one of its own.
+
 HEAD = "0001"
 """The revision that this code works with."""
 BASE = "base"

@@ -17,6 +17,12 @@ from device_runtime.backends.backend import Arrays, Edge, Executable, address
 from device_runtime.errors import PlanRefused, RuntimeFailed
 from fedcore.plan import MASK, PREDICT, steps_graph
 
+# The check of an ONNX graph before ONNX Runtime sees its bytes. The rules: docs/spec/plan.md §2.1.
+#
+# A graph is untrusted data, and ONNX Runtime runs far more than a plan needs: endless loops, operators of other
+# domains, tensors in files. So this module walks the protobuf bytes along a table of all fields that a plan's graph may
+# have. No message of the table contains itself, so the table bounds the depth.
+
 OPSET = 18
 _LIST = """
     Abs Acos Add And Asin Atan Cast Ceil Clip Concat Conv ConvTranspose Cos CumSum Div Equal Erf Exp Expand Floor Gather

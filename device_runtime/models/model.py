@@ -38,6 +38,11 @@ from fedcore.params import VectorSpec
 from fedcore.plan import PARAMS, BlobRef
 from fedcore.release import check_model_name, decode_model_release
 
+# Making a released model personal: local steps in a trainer's process, and one sealed file if they help.
+#
+# The only durable steps are the digests of the graphs to keep, and the file of the parameters, which replaces the one
+# before as a whole. So a device that is killed has the released parameters, or those of one finished training.
+
 KEY = StreamKey(0, 0, 0)
 """Of the order of examples: the same examples give the same model, so nobody tries until chance says that one helps."""
 

@@ -83,6 +83,10 @@ def find() -> Path:
     raise ConfigError(f"no ExecuTorch library in {folder}: run `{COMMAND}`, or name its folder in {FOLDER}")
 
 
+# The build of the library that runs ExecuTorch programs without torch: parts from PyPI, and a C interface to them.
+#
+# The build needs pip, access to PyPI and a C++ compiler. The result needs none of them and may be copied to devices.
+
 LIBRARIES = ("executorch", "executorch_kernels_optimized", "executorch_backend_xnnpack", "executorch_threadpool")
 SHA256 = {
     "x86_64": "274c28c2fe2b76acb03f9fa381537425c40e0098dcf886baf6d97a1a55ffe300",

@@ -54,6 +54,10 @@ def _call(name: str, first: object, *others: object) -> int:
 
 # From this version on (Linux 6.12) it covers all of its kinds: paths, TCP, signals, abstract sockets.
 WHOLE_LANDLOCK = 6
+# Landlock: a process gives up paths, TCP ports, and other processes, as far as the kernel supports it.
+#
+# <linux/landlock.h>. It does not cover the modes, owners, times and attributes of files, nor System V queues.
+
 _CREATE_RULESET, _RESTRICT_SELF = 444, 446
 _ASK_VERSION = 1
 
@@ -101,6 +105,11 @@ def _create(**rights: int) -> int:
     ruleset = _Ruleset(**rights)
     return syscall(_CREATE_RULESET, ctypes.byref(ruleset), ctypes.c_size_t(ctypes.sizeof(ruleset)), 0)
 
+
+# A filter of system calls (seccomp): it allows the calls that training needs and refuses any other.
+#
+# The list has the calls that ONNX Runtime and ExecuTorch make once their graphs are loaded, and those that the C
+# library may make instead, as strace and qemu show them. None reaches a file, another process or an address.
 
 ALLOWED: dict[str, tuple[int, int]] = {  # numbers on x86-64, and on 64-bit ARM
     "brk": (12, 214),

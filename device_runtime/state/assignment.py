@@ -167,6 +167,11 @@ def _decode(stored: str) -> StoredAssignment:
     return read_json(_STORED, stored, "an assignment in the state database")
 
 
+# Vectors that a device keeps from one of its rounds of a task to the next: named, float32, sealed.
+#
+# Those that a round made are pending until the device knows whether that round was committed with its report in it.
+# Each call is one statement of the database, so a device that is killed has all of its effect or none.
+
 KEPT_S = 90 * 86_400.0
 """Seconds after which a device forgets what it keeps for a task in which it has not taken part since."""
 MOST_ASKED = 16

@@ -138,6 +138,10 @@ class AnsweredQuestions:
         self._database.execute("INSERT INTO answer (until) VALUES (?)", until)
 
 
+# The versions of models that this device has: the one in use, and the one that is being fetched and tried.
+#
+# A killed process leaves either the old version or the new one. The blobs of both stay in the cache.
+
 _MOST_TRIED = 16
 
 

@@ -14,6 +14,15 @@ from torch import Tensor, nn
 from export.errors import InvalidModel, reason
 from export.few_bits import made, panels, part_of, product, rows_at
 
+# The loss of next tokens from the values before the last layer, whose weight is in few bits: panel by panel.
+#
+# Logits of 128 tokens over 49,152 words are 25 MB, and a plain loss holds four such arrays: logits, their logarithms,
+# the one-hot truth, and the gradient. Here a step holds one panel of them: sums of exponentials, and of rows that these
+# weigh, go from panel to panel, scaled to the largest logit so far. So the gradient is there when the loss is, and each
+# panel is made once (as attention in Dao, Fu, Ermon, Rudra, Ré, "FlashAttention", NeurIPS 2022).
+#
+# Shapes: N tokens, H values of each, V words, P words of a panel.
+
 
 class DeferredLogits:
     """What logits are made of, in their place. states: (B, T, H)."""
@@ -213,6 +222,11 @@ def _as_traced() -> Iterator[None]:
 
 
 SAME_LAYER = 1e-5
+# Gated layers of language models that keep less for the gradient: down(silu(gate(x)) · up(x)).
+#
+# Autograd keeps gate(x), its sigmoid, silu(gate(x)) and up(x). Two of these are made of the others at little cost, so
+# they are made again, once the gradient is there.
+
 LARGE = 1e4
 """A factor at which a layer shows whether it holds values within bounds, as DeepSeek V4's does."""
 

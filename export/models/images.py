@@ -19,6 +19,11 @@ def logreg(shape: tuple[int, ...] = (1, 8, 8), classes: int = 10) -> ModelSpec:
     )
 
 
+# A network with one hidden layer; by default 43-64-6, for recognising activities from phone accelerometers.
+#
+# The activation is smooth on purpose: docs/decisions/0009-smooth-reference-models.md.
+
+
 def mlp(shape: tuple[int, ...] = (43,), classes: int = 6, hidden: int = 64) -> ModelSpec:
     """D = 3,206 by default. `x` is float32 of `shape`, flattened; `y` the class."""
     return classifier(
@@ -27,6 +32,11 @@ def mlp(shape: tuple[int, ...] = (43,), classes: int = 6, hidden: int = 64) -> M
         shape,
         classes,
     )
+
+
+# Least squares: one linear output without bias, and half the squared error.
+#
+# With the examples of `simulator/datasets/synthetic.py` a client's loss is exactly a quadratic of its choice.
 
 
 def half_squared_error(outputs: Tensor, label: Tensor) -> Tensor:
@@ -43,6 +53,11 @@ def least_squares(shape: tuple[int, ...] = (16,)) -> ModelSpec:
         inputs=(Field("x", "float32", shape),),
         label=Field("y", "float32"),
     )
+
+
+# A small convolutional network for handwritten digits: convolution, max-pool, convolution, dense.
+#
+# Smooth activations and one early max-pool on purpose: docs/decisions/0009-smooth-reference-models.md.
 
 
 def digits_cnn(shape: tuple[int, ...] = (1, 8, 8), classes: int = 10) -> ModelSpec:
@@ -62,6 +77,11 @@ def digits_cnn(shape: tuple[int, ...] = (1, 8, 8), classes: int = 10) -> ModelSp
         shape,
         classes,
     )
+
+
+# The convolutional network of the federated EMNIST studies.
+#
+# Reddi, Charles, Zaheer, Garrett, Rush, Konečný, Kumar, McMahan, "Adaptive federated optimization", ICLR 2021, Table 5.
 
 
 def emnist_cnn(shape: tuple[int, ...] = (1, 28, 28), classes: int = 62) -> ModelSpec:
@@ -85,6 +105,12 @@ def emnist_cnn(shape: tuple[int, ...] = (1, 28, 28), classes: int = 62) -> Model
         shape,
         classes,
     )
+
+
+# A convolutional network for handwritten characters of many classes: three strided convolutions and a dense layer.
+#
+# Smooth activations, and strides instead of max-pools, on purpose: docs/decisions/0009-smooth-reference-models.md.
+# Without the group normalisation (Wu, He 2018) training makes no progress for a hundred rounds.
 
 
 def omniglot_cnn(shape: tuple[int, ...] = (1, 28, 28), classes: int = 136) -> ModelSpec:
@@ -121,6 +147,10 @@ MOBILE_STAGES = (
     (6, 160, 3, 2),
     (6, 320, 1, 1),
 )
+# MobileNetV2 with group normalisation, for small images: the strides of its first stages are 1.
+#
+# Sandler, Howard, Zhu, Zhmoginov, Chen, "MobileNetV2: inverted residuals and linear bottlenecks", CVPR 2018, Table 2.
+
 HEAD = 1280
 
 
@@ -198,6 +228,13 @@ def _resnet(channels: int, classes: int) -> nn.Module:
         layers += [_Residual(inside, outside, stride), _Residual(outside, outside, 1)]
         inside = outside
     return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(inside, classes))
+
+
+# ResNet-18 with group normalisation, for small images.
+#
+# He, Zhang, Ren, Sun, "Deep residual learning for image recognition", CVPR 2016; group normalisation with two groups as
+# in Hsieh, Phanishayee, Mutlu, Gibbons, "The non-IID data quagmire of decentralized machine learning", ICML 2020, and
+# 24×24 crops of CIFAR-100 as in Reddi et al., "Adaptive federated optimization", ICLR 2021.
 
 
 def resnet18_gn(shape: tuple[int, ...] = (3, 24, 24), classes: int = 100) -> ModelSpec:

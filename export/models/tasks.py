@@ -11,6 +11,10 @@ from export.errors import InvalidModel
 from export.model import ModelSpec, PerExample, accuracy, cross_entropy
 from fedcore.plan import IGNORED, Field
 
+# Losses and figures of several labels in an example, at places or of kinds, as means over those that count.
+#
+# Shapes: B batch, T places, C classes.
+
 
 def of_tokens(ignored: int) -> tuple[PerExample, PerExample]:
     """Cross-entropy and accuracy of logits (B, T, C) against labels (B, T), per example (B,).

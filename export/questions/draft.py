@@ -22,6 +22,10 @@ from fedcore.plan import Dtype, Field
 from fedcore.questions.question import WORD, Block, Call, Cell, Column, Key, Number, Question, Rows, Value
 from fedcore.validation import offered
 
+# Fields as what built-in questions make of them: numbers within bounds, units of the middle of a range, and bins.
+#
+# Shapes: B rows, E elements of a field in a row, G groups.
+
 Fields = Mapping[str, Tensor]
 LARGEST_STEP = 1 << 18
 """The most comparisons of one row: a phone holds those of a whole batch at once."""

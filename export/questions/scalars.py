@@ -133,6 +133,20 @@ class Scalars:
         return f"no field is called {name!r}; {offered(name, [item.name for item in self._fields])}"
 
 
+# Contributors to an aggregate: the rows that add something to it, piece by piece, whose devices are counted.
+#
+# A group of few devices is hidden, and so is what only few devices add to a sum, whichever way the query picks them. A
+# number is taken apart into pieces. A row contributes to a piece where it is neither NULL nor 0:
+#
+#     CASE WHEN c THEN a ELSE b END     a where c is true, and b where it is not; COALESCE likewise
+#     MAX(a, b), CLIP(a, 1, 9)          a where it is what is given, and b likewise, unless it is constant
+#     a + b                             the number itself, and the pieces of a and of b
+#     a * b, ABS(a)                     the number itself, and the pieces within a where b is not 0, and within b
+#     a = b, a AND b, a IS NULL         where it is true
+#
+# Two answers, or two columns, can be subtracted all the same, and weights can make one row outweigh all others: against
+# that there is only noise.
+
 Piece: TypeAlias = Expression | None
 """The rows that contribute to a piece, as a condition; None is all."""
 _WHOLES = frozenset({*COMPARISONS, "and", "or", "not", "is_null", CONSTANT, FIELD})

@@ -27,6 +27,12 @@ if TYPE_CHECKING:
     from fedcore.report import Weighting
 
 
+# Server SGD: the step of a server along a mean, with momentum or without.
+#
+# x += server_lr · Δ                               without momentum v ← β v + Δ,   x += server_lr · v
+# with momentum β, as in FedAvgM
+
+
 def initial_state(params_D: Vector, momentum: float) -> State:
     """The model, and v = 0 if there is momentum."""
     return {"params": params_D, "v": 0.0 * params_D} if momentum else {"params": params_D}

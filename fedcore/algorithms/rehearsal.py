@@ -33,6 +33,10 @@ from fedcore.algorithms.heavy_hitters import HeavyHitters
 from fedcore.algorithms.partly_local import AUTO, PartlyLocal
 from fedcore.algorithms.question import Ask
 
+# A probe: a vector that knows nothing but the operators of the contract, and says so when it is asked for more.
+#
+# It computes in NumPy. What a probe shares memory with can be made read-only, so that a write shows where it happens.
+
 OPERATORS = "+ - * / // ** abs, comparisons, slices and .sum(-1)"
 _NUMBERS = (bool, int, float, np.generic)
 _UFUNCS = {

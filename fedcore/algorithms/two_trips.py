@@ -16,6 +16,11 @@ from collections.abc import Callable, Mapping
 from fedcore.algorithms.algorithm import Broadcast, Carry, Exchange, Gradient, Pass, Report, ServerStep, State, Vector
 from fedcore.schedule import Loop
 
+# The full-batch gradient at the received model: a pass of one sweep over the local examples, and its result.
+#
+# Trap: a full-batch gradient is Σ(batch mean · batch size) / n, not a mean of batch means, because the last batch may
+# be short.
+
 
 def full_gradient(batch_size: int) -> Pass:
     """The pass `sweep`: sums the gradients at the received x over all local examples, and counts them."""

@@ -75,6 +75,11 @@ class Codec(msgspec.Struct, frozen=True, tag_field="codec"):
         raise NotImplementedError
 
 
+# Count sketch: every value is added to one counter of each row, under a random sign. Charikar et al. 2002.
+#
+# For reports: Rothchild et al., "FetchSGD", ICML 2020. Errors are smallest where a few values are much larger than all
+# others. The places of these values may differ between rounds and between devices.
+
 MOST_ROWS = 16
 """Every row takes memory for each value, on a device and for each report that is decoded."""
 
@@ -129,6 +134,12 @@ class CountSketch(Codec, frozen=True, tag="count_sketch"):
         signs = 1 - 2 * (words & np.uint64(1)).astype(np.int8)
         columns = ((words >> np.uint64(1)) % np.uint64(max(self.columns, 1))).astype(np.intp)
         return list(zip(columns, signs, strict=True))
+
+
+# Low-rank factors: a device sends each matrix times a random orthonormal basis. Konečný et al. 2016, §3.
+#
+# As in PowerSGD (Vogels, Karimireddy, Jaggi 2019), all parties know the basis, which makes the map linear. Unlike
+# there, each round draws a new basis, so that no device or coordinator has to remember the previous one.
 
 
 class LowRank(Codec, frozen=True, tag="low_rank"):
@@ -202,6 +213,10 @@ class LowRank(Codec, frozen=True, tag="low_rank"):
             basis, triangle = np.linalg.qr(uniform)
             yield (basis * np.sign(triangle.diagonal())).astype(dtype) if side else None
 
+
+# Rotation by a randomised Hadamard transform: it spreads every value over many, so that each needs few bits.
+#
+# Ailon & Chazelle 2009; Suresh, Yu, Kumar, McMahan 2017, §4. Block by block, x ← H s∘x / √B, with random signs s.
 
 MOST_BLOCK = 1 << 20
 

@@ -20,6 +20,24 @@ from numpy.typing import NDArray
 from fedcore.errors import PrivacyError
 from fedcore.privacy.settings import MOST_TREE_ROUNDS, LedgerEntry, Mechanism, Noise, Privacy
 
+# Matrices of DP-FTRL: how the noise of rounds is correlated, and how far a device can move the noised sums.
+#
+# Kairouz, McMahan, Song, Thakkar, Thakurta, Xu, "Practical and private (deep) learning without sampling or shuffling",
+# ICML 2021; Denisov, McMahan, Rush, Smith, Thakurta, "Improved differential privacy for SGD via optimal private linear
+# operators on adaptive streams", NeurIPS 2022; Choquette-Choo et al., "Multi-epoch matrix factorization mechanisms for
+# private machine learning", ICML 2023. Of T rounds, with new noise z ζ_t of each, the noise that round t gets is
+#
+#     w_t = z (C⁻¹ ζ)_t        C lower triangular (T, T), so that w_t takes ζ_1 … ζ_t
+#
+# A device whose reports have norm 1 at most moves C x by no more than the sensitivity of C, so all T noised sums
+# together are one Gaussian mechanism of noise multiplier z / sensitivity, however reports depend on earlier sums.
+#
+#     gaussian    C = I
+#     tree        C[t, i] = 1 where i is in the block of 2^l rounds that ends at t, 2^l the lowest bit of t
+#     banded      C[t, i] = c_{t−i}, c_0 = 1, c_k = c_{k−1} (2k − 1) / 2k below `bands`, else 0: the matrix square root
+#                 of prefix sums, cut off (Kalinin, Lampert, "Banded square root matrix factorization for
+#                 differentially private model training", NeurIPS 2024)
+
 Floats = NDArray[np.float64]
 
 
@@ -101,6 +119,18 @@ def heaviest_rows(weights_NT: Floats, separation: int) -> Floats:
     for t in range(1, rounds + 1):
         best[t] = np.maximum(best[t - 1], best[max(t - separation, 0)] + weights_NT[:, t - 1])
     return best[rounds]
+
+
+# Skellam noise of devices: what a sum of whole numbers reveals about one device, as a Rényi divergence.
+#
+# Agarwal, Kairouz, Liu, "The Skellam mechanism for differentially private federated learning", NeurIPS 2021, Theorem
+# 3.5: with noise of variance μ on every whole number, reports whose l1 and l2 norms are at most Δ₁ and Δ₂, and every
+# whole order α ≥ 2
+#
+#     D_α ≤ α Δ₂² / 2μ + min(((2α − 1) Δ₂² + 6 Δ₁) / 4μ², 3 Δ₁ / 2μ)
+#
+# Here μ = z² Δ₂², as devices draw their shares (`secagg.masking`), and Δ₁ ≤ Δ₂², because a whole number is not above
+# its square.
 
 
 def divergence(rows: Sequence[Noise], order: int) -> float:

@@ -15,6 +15,18 @@ from simulator.errors import DatasetError, Diverged
 from simulator.population import Population
 from simulator.training import Facts, PerUser, Tensors, Vectors, check_shapes, digest_of
 
+# Linear problems with ℓ2 regularisation over clients: ridge regression and logistic regression, in float64.
+#
+#     F(W) = 1/n Σ_j φ(Wᵀ x_j, y_j) + l2/2 ‖W‖²        F_k the same over the n_k examples of client k
+#
+#     ridge       φ(a, y) = ½ ‖a − y‖²
+#     logistic    φ(a, y) = Σ log(1 + exp(−y a)), one term for each output, y = ±1
+#
+# Classes become one output each, +1 where it is the class and −1 elsewhere. The outputs are problems of their own that
+# are solved side by side. Features get a constant 1 at the end, which is regularised as the others.
+#
+# Shapes: N examples, D features, C outputs, K clients.
+
 Array = NDArray[np.float64]
 
 

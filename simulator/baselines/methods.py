@@ -12,6 +12,27 @@ from fedcore.algorithms.settings import count, flag, nonnegative, positive
 from simulator.baselines import LinearBaseline
 from simulator.baselines.method import Array, LinearProblem, Method, Order, sigmoid
 
+# CoCoA+: every client ascends the dual of its own part of the problem, and all steps are added.
+#
+# Ma, Smith, Jaggi, Jordan, Richtárik, Takáč, "Adding vs. averaging in distributed primal-dual optimization", ICML 2015,
+# Algorithm 1 with γ = 1 and σ' = K, the local problem by dual coordinate ascent (the paper's LocalSDCA).
+#
+# With a dual α_j for every example and w = 1/(l2 · n) Σ_j α_j x_j, the dual of F is
+#
+#     D(α) = 1/n Σ_j −φ*(−α_j) − l2/2 ‖w‖²
+#
+#     on client k     v starts at w; for each example j, in random order
+#                     α_j += the δ that is best for  −φ*(−α_j − δ) − δ ⟨x_j, v⟩ − σ' ‖x_j‖² / (2 · l2 · n) · δ²
+#                     v += σ' / (l2 · n) · δ x_j
+#     on the server   w += 1/(l2 · n) Σ_j δ_j x_j over all clients
+#
+#     ridge           δ = (y_j − α_j − ⟨x_j, v⟩) / (1 + σ' ‖x_j‖² / (l2 · n))
+#     logistic        α_j = y_j β, where β in (0, 1) is the root of
+#                     log β/(1 − β) + y_j ⟨x_j, v⟩ + σ' ‖x_j‖² / (l2 · n) · (β − β_old)
+#
+# Traps: the duals stay on the clients, so that this is no algorithm for devices. Steps are added, not averaged, which
+# is safe because σ' = K in the local problem bounds what the clients do to each other.
+
 HALVINGS = 50
 
 
@@ -71,6 +92,18 @@ def _best(problem: LinearProblem, dual_C: Array, y_C: Array, output_C: Array, cu
     return y_C * sigmoid((low_C + high_C) / 2)
 
 
+# DANE: every client solves a problem of its own that is bent towards the common gradient, exactly.
+#
+# Shamir, Srebro, Zhang, "Communication-efficient distributed optimization using an approximate Newton-type method",
+# ICML 2014, Figure 1.
+#
+#     all clients     send ∇F_k(w), whose mean is ∇F(w)
+#     on client k     w_k = argmin F_k(v) − ⟨∇F_k(w) − eta · ∇F(w), v⟩ + mu/2 · ‖v − w‖²
+#     on the server   w = Σ n_k/n · w_k
+#
+# The paper has equally many examples on every client; the mean is weighted by them here, so that F is that of all
+# examples. Trap: with mu = 0 it may diverge where clients differ; mu about as large as their Hessians differ is enough.
+
 NEWTON_STEPS, ACCURACY = 100, 1e-14
 
 
@@ -126,6 +159,22 @@ class Dane:
             v = v - size * newton
         return v
 
+
+# Sparse FSVRG: FSVRG with its scaling of coordinates, which a device cannot know and a study can.
+#
+# Konečný, McMahan, Ramage, Richtárik, "Federated optimization: distributed machine learning for on-device
+# intelligence", 2016, Algorithm 4.
+#
+#     all clients     send ∇F_k(w), whose mean is ∇F(w)
+#     on client k     w_k starts at w; for each example j, in random order
+#                     w_k −= lr / n_k · (S_k (∇f_j(w_k) − ∇f_j(w)) + ∇F(w))
+#     on the server   w += A Σ n_k/n · (w_k − w)
+#
+#     S_k = diag(φ^d / φ_k^d)     φ^d, φ_k^d: the share of examples with feature d, of all and of client k's
+#     A = diag(K / ω^d)           ω^d: the number of clients with feature d in an example
+#
+# Without the scaling, S_k = A = 1, this is the algorithm `fsvrg` on all clients. Where a client, or every client, lacks
+# a feature its factor is 1.
 
 Visits = NDArray[np.int64]
 

@@ -105,6 +105,13 @@ def _files(folder: Path) -> Iterator[Path]:
     yield from paths
 
 
+# Examples in svmlight format, one file `USER.svm` for each user: sparse features and a label of two classes.
+#
+#     <label> <index>:<value> <index>:<value> … # comment
+#
+# Labels are −1 or 0, and 1; indices begin at 1. Konečný et al.'s problem has this form. Examples become dense arrays,
+# so use at most some thousands of features.
+
 LABELS = {"-1": 0, "0": 0, "1": 1, "+1": 1}
 MOST_NUMBERS = 1 << 29
 """The most numbers in all examples together, when dense: 2 GiB."""

@@ -44,6 +44,18 @@ def synthetic(clients: int = 30, alpha: float = 1.0, beta: float = 1.0, seed: in
     return Population.of([f"synthetic-{index:03d}" for index in range(clients)], shards)
 
 
+# Quadratics: clients whose losses are quadratic functions, for the model `least_squares`.
+#
+#     F_i(x) = ½ (x − o_i)ᵀ H_i (x − o_i)      H_i = diag(h_i1, …, h_iD)      F = mean over clients of F_i
+#
+# The minimum of F is x* = (1, …, 1) / √D. There the gradients of the clients differ by G, the dissimilarity of
+# Karimireddy et al., "SCAFFOLD", ICML 2020, assumption A1: G² = 1/N Σ_i ‖∇F_i(x*)‖². The Hessian of F has eigenvalues
+# from 1 down to 1 / condition, and the clients' own differ from it, coordinate by coordinate.
+#
+# A client has D examples: example j is √(D h_ij) e_j, with the label that makes o_i the client's own minimum. So a
+# gradient on all of them is ∇F_i, without noise; smaller batches are noisy. Every F_i(o_i) is 0, so F(x*) is not. Trap:
+# with equal Hessians FedAvg has no drift, even if G is large.
+
 CURVATURE_SPREAD = 0.5
 """The most by which a client's curvature differs from the mean of all clients, relatively."""
 
@@ -85,6 +97,21 @@ def _centred(values_ND: NDArray[np.float64]) -> NDArray[np.float64]:
     centred: NDArray[np.float64] = values_ND - values_ND.mean(0)
     return centred
 
+
+# A sparse logistic problem with the structure of Konečný et al.: many users with few examples and favourite words.
+#
+# Konečný, McMahan, Ramage, Richtárik, "Federated optimization: distributed machine learning for on-device
+# intelligence", 2016, section 4. They predict from the words of a public post whether it gets a comment: 10,000 authors
+# with 75 to 9,000 posts each, 20,000 words. Those posts are not public. This generator has the properties that they
+# call important:
+#
+# * users hold unequally many examples (log-normal numbers);
+# * features are sparse and binary, and their frequencies follow a power law (Zipf);
+# * users differ: each belongs to a cluster with favourite words, and has further favourites, so that few users use most
+#   words;
+# * the rate of positive labels differs from user to user.
+#
+# Examples are dense arrays with a constant 1 as their last feature, so use at most some thousands of features.
 
 CLUSTERS = 10
 WORDS, SPARSE_FEWEST, SPARSE_LOG_MEAN, SPARSE_LOG_DEVIATION, SPARSE_MOST = 12, 10, 3.0, 1.0, 400

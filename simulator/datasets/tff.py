@@ -26,6 +26,11 @@ from simulator.datasets.bundled import CHARACTERS, tokens, windows
 from simulator.errors import DatasetError
 from simulator.population import Array, Population, draw
 
+# Examples in TensorFlow's serialisation, the protobuf message tf.train.Example, read without TensorFlow.
+#
+# An example maps names to features, and a feature is a list of bytes, floats or integers, as
+# tensorflow/core/example/example.proto and feature.proto describe it.
+
 DTYPES = {"bytes_list": np.object_, "float_list": np.float32, "int64_list": np.int64}
 
 
@@ -197,6 +202,12 @@ def _rows(database: Path, query: str, *values: str) -> list[tuple[Any, ...]]:
             f"{database} is not in TFF's layout, with examples and client_metadata: {reason(error)}"
         ) from error
 
+
+# Federated data sets that TensorFlow Federated publishes, in its layout (simulator/datasets/tff.py).
+#
+# Each is read whole, or the given number of clients is drawn. Their fields become those of the built-in models. Further
+# preprocessing of the papers is left out: crops and standardisation of images of CIFAR-100, and limits to the examples
+# of a client.
 
 WORDS, SENTENCE = 10_000, 20
 """Of Stack Overflow: the size of the vocabulary, and the predicted tokens of a sentence."""

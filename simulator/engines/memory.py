@@ -66,6 +66,12 @@ def may_stay(nbytes: int, device: torch.device) -> bool:
     return device.type == "cpu" or nbytes <= SHARE * (free_bytes(device) or 0)
 
 
+# The threads that torch computes with in this process.
+#
+# Torch's rounding of a sum depends on their number, so a simulation computes with one thread on the CPU in every
+# process. This does not slow down small batches.
+
+
 @contextmanager
 def one_thread() -> Iterator[None]:
     """Let torch compute with one thread on the CPU in a block or a decorated function, and restore the number after."""
@@ -76,6 +82,10 @@ def one_thread() -> Iterator[None]:
     finally:
         torch.set_num_threads(before)
 
+
+# Single precision on GPUs, in convolutions and recurrent layers too, as on CPUs and devices.
+#
+# By default torch lets cuDNN multiply float32 values there with 10 of their 23 bits after the point (TF32).
 
 _CUDNN: Any = torch.backends.cudnn
 

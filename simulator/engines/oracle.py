@@ -22,6 +22,12 @@ from export.rewrites import Traceable
 from fedcore.algorithms.algorithm import Broadcast, Report, Trip, Vector
 from simulator.errors import EngineError
 
+# Clients that take one step each: the sum of their reports, from one gradient of all their losses.
+#
+# They begin at the same parameters x. If a report is affine in the gradient, r_k = a_k g_k + b_k, as after a step of
+# descent, the sum Σ w_k r_k needs only Σ w_k a_k g_k of the gradients. That is the gradient of Σ w_k a_k loss_k(x), so
+# no vector of a single client is computed. Shapes: K clients, D parameters.
+
 
 class NotAffine(Exception):
     """A report is not affine in one gradient at parameters that all clients share."""

@@ -35,6 +35,10 @@ from secagg.masking import Words
 from secagg.messages import Unmask
 from secagg.packing import PackedSegment
 
+# Records of what emulated devices quantised, sent and revealed in secure rounds, to check sums.
+#
+# The device runtime must not record any of this, so a recorder is put into a device's process from outside.
+
 SESSION = slice(2, 34)
 """The bytes of a message that name its session."""
 ENCODE = packing.encode

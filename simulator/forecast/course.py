@@ -114,6 +114,11 @@ class Drawing:
             del self.waiting[row]
 
 
+# The exchanges of a secure round in virtual time: who takes part in each, and when it ends.
+#
+# Spec: docs/spec/wire.md §8. A secure round of the coordinator folds in messages; here they are only counted. Its
+# groups stand and fall together.
+
 _AFTER = {
     SessionPhase.ADVERTISING: SessionPhase.SHARING,
     SessionPhase.SHARING: SessionPhase.OPENING,

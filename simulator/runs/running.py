@@ -44,6 +44,19 @@ from simulator.runs.reading import (
 from simulator.simulation import OnRound, Overrides, SimulationResult, advance, completed, training_of
 from simulator.training import Tensors, Training, Vectors
 
+# The folder of a run: its configuration, the metrics of every round, checkpoints, and the result.
+#
+#     config.toml                     the configuration, with every setting
+#     engine.json                     the engine that trains, and why that one
+#     metrics.jsonl                   a line for each round: its point of the course, and its wall time in `seconds`
+#     checkpoint-00000010.safetensors all that rounds 1 to 10 moved; the last two are kept
+#     model.safetensors               the model at the end, as named tensors
+#     result.json                     the result, once the run has ended
+#     lock                            held by the process that runs
+#
+# Files are written whole and durably, and metrics before the checkpoint that follows them. So a checkpoint is good, and
+# the rounds up to it have their lines, whenever the process or the machine ended.
+
 KEPT = 2
 
 

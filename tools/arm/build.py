@@ -48,6 +48,11 @@ def _reason(words: str, code: int) -> str:
     return telling[-1]
 
 
+# Debian packages of any architecture and release, fetched and unpacked without root and without installing them.
+#
+# apt does the work with separate lists and state: it checks signatures as usual, and does not touch the machine's
+# packages.
+
 MIRROR = "http://deb.debian.org/debian"
 KEYS = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
 # apt's network settings on this machine. Its other settings may hold hooks that need root.

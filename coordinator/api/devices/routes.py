@@ -39,6 +39,10 @@ from fedcore.wire.messages import (
 )
 from fedcore.wire.problems import PROBLEMS
 
+# A router for the device protocol's routes, on the device port and nowhere else.
+#
+# The layers of a framework cost more than most of these routes do.
+
 NAME = re.compile(r"\{(\w+)\}")
 """A name in the path of a route: it stands for one segment, or for a part of one."""
 Act = Callable[..., Awaitable[ASGIApp]]

@@ -22,6 +22,10 @@ from coordinator.rules.selection import unfit
 from coordinator.tally import SessionCounts
 from fedcore.wire.messages import Accepted, CheckInAnswer, Rejected, RejectionReason, RetryWindow
 
+# Recent check-ins: when the last one was accepted, and why devices were rejected.
+#
+# Only in memory, and only counts: nothing of a single device. Safe from any thread.
+
 _SPAN_S = 60.0
 """Rejections are counted over one to two of these: a device that was sent away comes back after a minute."""
 ByTask: TypeAlias = "defaultdict[str, Counter[str]]"
@@ -73,6 +77,10 @@ class CheckInLog:
     def _forget_before(self, first: int) -> None:
         self._spans = {span: counts for span, counts in self._spans.items() if span >= first}
 
+
+# Populations that another replica drives: their devices are sent away here, by the last notice of their driver.
+#
+# Whoever a task may use is passed on to the driver. So this knows of no session, no round and no device that rests.
 
 _MOST = 1 << 16
 """Visits that are kept until the driver is told of them, which is every second."""

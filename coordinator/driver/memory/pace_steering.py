@@ -32,6 +32,11 @@ from coordinator.rules.pacing import (
 from coordinator.rules.states import RoundState
 from fedcore.wire.messages import RetryWindow
 
+# Returns of devices that were sent away, so that pacing counts each once until then. Spec: docs/spec/rounds.md §7.
+#
+# A device carries its time in a token. Only what the last devices were told is remembered, so that none of them counts
+# again with an earlier token, or without one.
+
 LIMIT = 1 << 16
 """Devices that are remembered, at about 300 bytes each. One that hides its token, or shows an old one, counts twice at
 most as often as so many others were sent away since."""

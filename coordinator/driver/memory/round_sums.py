@@ -224,6 +224,12 @@ class SecureRounds:
         }
 
 
+# Sums of the reports that came here, of rounds that other replicas drive. Spec: docs/spec/rounds.md §5.
+#
+# Only in memory: they go to the driver of their round over the replicas' channel, and never into the database. The
+# driver's thread adds to them; any thread may read.
+
+
 @dataclass(slots=True)
 class SharedSum:
     """The sum of the reports of a round that came here, and which they are.

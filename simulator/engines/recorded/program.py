@@ -21,6 +21,11 @@ from simulator.engines.recorded.rewrites import accumulate, multiply_by_onednn, 
 from simulator.engines.recorded.trial import Before, agree
 from simulator.engines.recorded.winograd import differentiate_by_winograd
 
+# CUDA graphs: runs of programs that a GPU keeps, and replays as one piece of work.
+#
+# A step of a small model is hundreds of kernels, and starting a kernel takes the CPU longer than running it takes the
+# GPU. A graph starts all of them at once. It is for one number of clients, so steps use few different numbers.
+
 log = logging.getLogger(__name__)
 
 Run = Callable[[], dict[str, Tensor]]
