@@ -18,7 +18,6 @@ from device_runtime.errors import DeadlinePassed, NonFiniteReport, PlanRefused
 from fedcore.batching import StreamKey, noise, sweeps
 from fedcore.codecs.codec import RoundKey
 from fedcore.errors import ReportError
-from fedcore.figures import LOSS_COUNTS, LOSSES, count_losses
 from fedcore.params import Float32, Frozen, VectorSpec
 from fedcore.plan import (
     BROADCAST,
@@ -42,7 +41,7 @@ from fedcore.plan import (
     steps_graph,
 )
 from fedcore.release import CLIP
-from fedcore.report import all_finite, metrics_segment
+from fedcore.report import LOSS_COUNTS, LOSSES, all_finite, count_losses, metrics_segment
 
 ALIGNMENT = 64
 # The steps of one call, if a graph takes many: enough to make the cost of the call small, and few enough to ask often

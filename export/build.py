@@ -43,7 +43,6 @@ from fedcore.algorithms.question import QUESTION, text_of
 from fedcore.bundle import AlgorithmRef, Bundle, Manifest
 from fedcore.checkpoint import encode, encode_frozen, frozen_specs_of
 from fedcore.codecs.compression import Compression
-from fedcore.figures import LOSS_COUNTS
 from fedcore.hold_out import HoldOut
 from fedcore.params import Frozen, VectorSpec
 from fedcore.plan import (
@@ -61,7 +60,7 @@ from fedcore.plan import (
     step_graph,
     steps_graph,
 )
-from fedcore.report import WEIGHT, ReportLayout, Segment, metrics_segment
+from fedcore.report import LOSS_COUNTS, WEIGHT, ReportLayout, Segment, metrics_segment
 
 Graphs = dict[BlobRef, bytes]
 """The blobs that a plan names: serialised graphs, of all trips and formats, and the frozen vectors."""

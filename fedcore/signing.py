@@ -25,20 +25,11 @@ from cryptography.hazmat.primitives.serialization import (
 )
 
 from fedcore.errors import BadSignature, InvalidKey
+from fedcore.model_release import ModelRelease, decode_model_release
 from fedcore.plan import BlobRef, PlanSignature
 from fedcore.privacy.certificate import PrivacyCertificate, decode_certificate
 from fedcore.private_files import write_private
-from fedcore.release import (
-    LineageEntry,
-    ModelRelease,
-    Release,
-    Signed,
-    TreeHead,
-    decode_entry,
-    decode_head,
-    decode_model_release,
-    decode_release,
-)
+from fedcore.release import LineageEntry, Release, Signed, TreeHead, decode_entry, decode_head, decode_release
 
 DOMAIN, RELEASE = b"muster.plan.v1\0", b"muster.release.v1\0"
 LINEAGE, LOG, PRIVACY = b"muster.lineage.v1\0", b"muster.log.v1\0", b"muster.privacy.v1\0"

@@ -19,12 +19,11 @@ from fedcore.batching import StreamKey, noise, permutation
 from fedcore.codecs import encode as encode_values
 from fedcore.codecs.codec import CountSketch, LowRank, Rotation, RoundKey, Subsample
 from fedcore.errors import BrokenSuccession, ReportError
-from fedcore.figures import LOSS_COUNTS
 from fedcore.hold_out import HoldOut
 from fedcore.plan import BlobRef, ExampleSpec, Field, PredictPlan, TripPlan
 from fedcore.questions.question import LONGEST_QUESTION
 from fedcore.release import LineageEntry, Release, ReleasedEvaluation, SumBounds, TreeHead
-from fedcore.report import ReportLayout, Segment
+from fedcore.report import LOSS_COUNTS, ReportLayout, Segment
 from fedcore.schedule import Loop
 from fedcore.signing import SigningKey
 from fedcore.succession import SucceedingKey, Succession, Successor

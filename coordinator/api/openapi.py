@@ -15,8 +15,9 @@ import msgspec
 from fastapi import FastAPI
 
 from fedcore.conditions import StatedConditions
+from fedcore.model_release import ModelRelease
 from fedcore.plan import BlobRef
-from fedcore.release import ModelRelease, Signed
+from fedcore.release import Signed
 from fedcore.succession import Succession
 from fedcore.wire import messages
 from fedcore.wire.messages import (

@@ -20,12 +20,11 @@ from fedcore.algorithms.algorithm import Algorithm, ServerStep, Trip, figures_of
 from fedcore.algorithms.fitting import with_local
 from fedcore.codecs.codec import RoundKey
 from fedcore.errors import ReportError
-from fedcore.figures import LOSS_COUNTS, LOSSES
 from fedcore.masking import fixed_point, greatest_weight
 from fedcore.params import FLOAT_BYTES, Float32, VectorSpec
 from fedcore.plan import Plan
 from fedcore.ranges import Range
-from fedcore.report import WEIGHT, ReportLayout, Segment, Weighting
+from fedcore.report import LOSS_COUNTS, LOSSES, WEIGHT, ReportLayout, Segment, Weighting
 
 Vectors = dict[str, Float32]
 _BLOCK = 1 << 16

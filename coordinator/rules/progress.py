@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from coordinator.rules.entities import LiveRound, Task
 from coordinator.rules.rounds import RoundPolicy
 from coordinator.rules.states import RoundState, TaskState
-from fedcore.figures import LEVELS, levels
+from fedcore.report import LEVELS, levels
 
 DIVERGED = "diverged"
 """The cause of the pause in a task's history, and the first word of its reason."""

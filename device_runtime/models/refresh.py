@@ -39,8 +39,9 @@ from device_runtime.state.records import (
 )
 from device_runtime.trainer import Trainer
 from fedcore.errors import FedcoreError
+from fedcore.model_release import ModelRelease
 from fedcore.plan import Plan
-from fedcore.release import ModelRelease, Signed
+from fedcore.release import Signed
 
 
 class Held:

@@ -20,17 +20,9 @@ from device_runtime.state.database import StateDatabase
 from device_runtime.state.records import ModelStore
 from fedcore import checkpoint
 from fedcore.errors import FedcoreError
+from fedcore.model_release import ModelRelease
 from fedcore.params import Float32
-from fedcore.release import (
-    LineageEntry,
-    LogProof,
-    ModelRelease,
-    Release,
-    Signed,
-    decode_entry,
-    decode_head,
-    decode_release,
-)
+from fedcore.release import LineageEntry, LogProof, Release, Signed, decode_entry, decode_head, decode_release
 from fedcore.signing import verified_entry, verified_head, verified_model_release, verified_release
 from fedcore.wire.messages import Assignment
 from secagg.graph import climb, depth

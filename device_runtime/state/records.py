@@ -9,7 +9,8 @@ from device_runtime.clock import MOMENT, Clock, Moment
 from device_runtime.state.database import StateDatabase, read_json
 from fedcore.decoding import decoder
 from fedcore.errors import BadRelease
-from fedcore.release import Signed, decode_model_release
+from fedcore.model_release import decode_model_release
+from fedcore.release import Signed
 from fedcore.wire.messages import MOST_NAMES
 
 _KEEP = """

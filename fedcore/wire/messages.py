@@ -16,8 +16,9 @@ from msgspec import UNSET, UnsetType
 from fedcore.conditions import ConditionRules, StatedConditions
 from fedcore.decoding import UNDECODABLE, decoder
 from fedcore.errors import WireError
+from fedcore.model_release import MODEL_NAME
 from fedcore.plan import BlobRef, PlanSignature
-from fedcore.release import MODEL_NAME, LogProof, Signed
+from fedcore.release import LogProof, Signed
 from fedcore.schedule import LONGEST_REPORTING_S
 from fedcore.succession import Key, Succession
 from fedcore.validation import LONGEST_SENTENCE, Count

@@ -10,10 +10,9 @@ import numpy as np
 from fedcore import algorithms, checkpoint
 from fedcore.algorithms.rehearsal import rehearse
 from fedcore.bundle import AlgorithmRef, Bundle, Certificate, Evidence, Footprint, Manifest, Parity
-from fedcore.figures import LOSS_COUNTS, LOSSES, count_losses
 from fedcore.params import ParamSchema, TensorSpec, VectorSpec
 from fedcore.plan import BlobRef, ExampleSpec, Field, PassPlan, Plan
-from fedcore.report import ReportLayout, Segment
+from fedcore.report import LOSS_COUNTS, LOSSES, ReportLayout, Segment, count_losses
 from fedcore.schedule import Loop
 
 START = np.array([1.0, 2.0, 3.0, 4.0], np.float32)

@@ -9,7 +9,7 @@ import pytest
 from coordinator.rules.progress import FIRST_ROUNDS, MOST_ROUNDS, START, divergence
 from coordinator.rules.states import TaskState
 from coordinator.rules.task_settings import Buffered, ClearReports
-from fedcore.figures import LEVELS
+from fedcore.report import LEVELS
 from tests.coordinator.bundles import counting_plan, make_bundle, report_vector
 
 

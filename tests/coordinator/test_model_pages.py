@@ -13,7 +13,7 @@ from coordinator.rules.entities import Role
 from coordinator.rules.evaluated import figures_of, means_of
 from coordinator.store.tables import ROUNDS, TASKS
 from coordinator.tally import DAY_S, Stated
-from fedcore.release import ModelOrigin
+from fedcore.model_release import ModelOrigin
 from tests.coordinator.browser import AXE, assert_sound, broken_words, look_as, shows, violations
 from tests.coordinator.bundles import START
 from tests.coordinator.conftest import committed

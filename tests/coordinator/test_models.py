@@ -16,8 +16,8 @@ from coordinator.store.garbage_collection import Retention, collect
 from fedcore import checkpoint
 from fedcore.errors import BadRelease, BadSignature, DigestMismatch
 from fedcore.hold_out import is_held_out
+from fedcore.model_release import ModelOrigin
 from fedcore.plan import BlobRef
-from fedcore.release import ModelOrigin
 from fedcore.signing import SigningKey
 from fedcore.wire import messages
 from fedcore.wire.messages import ReleasedModel

@@ -7,8 +7,8 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from device_runtime.permission.policy import Policy
 from fedcore import checkpoint
+from fedcore.model_release import ModelRelease
 from fedcore.plan import BlobRef
-from fedcore.release import ModelRelease
 from fedcore.signing import SigningKey
 from tests.device_runtime import linear
 

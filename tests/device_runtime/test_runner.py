@@ -10,9 +10,8 @@ from device_runtime.runner import execute
 from device_runtime.work import decode_unweighted, encode_report
 from fedcore import checkpoint
 from fedcore.batching import batches, noise
-from fedcore.figures import LEVELS, LOSS_COUNTS, count_losses, levels
 from fedcore.plan import BlobRef
-from fedcore.report import ReportLayout, Segment
+from fedcore.report import LEVELS, LOSS_COUNTS, ReportLayout, Segment, count_losses, levels
 from fedcore.schedule import Loop
 from fedcore.wire.messages import Assignment
 from tests.device_runtime import linear

@@ -17,9 +17,9 @@ from export.model import Model
 from export.models import load
 from fedcore import checkpoint
 from fedcore.algorithms import create
+from fedcore.model_release import ModelRelease
 from fedcore.params import VectorSpec
 from fedcore.plan import BlobRef, ExampleSpec, Field, FrozenVectors
-from fedcore.release import ModelRelease
 from simulator import datasets
 from tests.device_runtime import linear
 from tests.device_runtime.coordinator import refusal

@@ -8,8 +8,8 @@ import msgspec
 import pytest
 
 from fedcore.errors import BadRelease, BadSignature
+from fedcore.model_release import ModelRelease, check_model_name, decode_model_release
 from fedcore.plan import BlobRef
-from fedcore.release import ModelRelease, check_model_name, decode_model_release
 from fedcore.signing import SigningKey, verified_model_release, verified_release
 
 RELEASE = ModelRelease(

@@ -18,8 +18,8 @@ from fedcore.algorithms.fed_avg import FedAvg
 from fedcore.batching import StreamKey
 from fedcore.codecs.compression import Compression
 from fedcore.errors import ReportError
-from fedcore.figures import LOSS_COUNTS
 from fedcore.ranges import Range
+from fedcore.report import LOSS_COUNTS
 from simulator.compressed import CompressedReports
 from simulator.engine import Engine
 from simulator.engines.sums import RoundSums, SumsLayout, layouts_of

@@ -31,8 +31,9 @@ from coordinator.store.tables import (
 )
 from coordinator.tally import DAY_S, ModelCounts
 from fedcore.decoding import converter
+from fedcore.model_release import ModelRelease
 from fedcore.plan import BlobRef
-from fedcore.release import ModelRelease, Signed
+from fedcore.release import Signed
 
 _signed = converter(Signed)
 

@@ -85,13 +85,8 @@ def _additions(maker: Call, buffer: int, users: Users) -> Iterator[tuple[Any, Pl
                 yield aten.add_.Tensor, place, (place,)
 
 
-# Gradients of the biases of convolutions: sums over all pixels, for which torch is faster than oneDNN.
-#
-# Pooling by maximum passes every gradient on to one pixel, so the sum is the same before that, over fewer values.
-
-
 def sum_for_biases(recording: Recording) -> None:
-    """Compute the gradients of biases of convolutions separately: Winograd's algorithm makes none."""
+    """Sum the gradients of biases of convolutions by torch, faster than oneDNN; Winograd's algorithm makes none."""
     calls = []
     for call in recording.calls:
         bias = call.results[2] if call.operator is aten.convolution_backward.default else None
