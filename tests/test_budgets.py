@@ -8,11 +8,11 @@ from tests.tree import ROOT
 from tools.count_lines import at, budgets, circles, is_product, work_tree
 
 CEILINGS = {
-    "product lines": 108_500,
-    "Python files outside tests": 786,
-    "import lines, %": 10.0,
+    "product lines": 107_000,
+    "Python files outside tests": 546,
+    "import lines, %": 9.0,
     "test lines": 79_600,
-    "words": 111_700,
+    "words": 109_700,
     "decisions": 30,
     "circles": 0,
     "functions over 25 lines, %": 3.6,
@@ -52,7 +52,7 @@ def test_every_budget_is_counted_as_it_says():
         "test lines": 1,
         "words": 6,
         "decisions": 1,
-        "circles": 0,
+        "circles": 1,
         "files in circles": ["a b"],
         "functions over 25 lines, %": 50.0,
     }
