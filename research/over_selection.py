@@ -13,14 +13,13 @@ from numpy.typing import NDArray
 
 from research.study import BONAWITZ, Findings, PerSeed, Plot, Row, Series, Study, Table, Trials, settings_in_words
 from simulator.configuration import SimulationConfig
-from simulator.course import ACCURACY, Point
 from simulator.datasets.bundled import digits
 from simulator.forecast.configuration import ForecastConfig
 from simulator.forecast.training import accuracy_over_time
 from simulator.forecast.twin import Twin
 from simulator.population import Population
 from simulator.simulation import training_on
-from simulator.training import Training
+from simulator.training import ACCURACY, Point, Training
 
 SLOW_DIGITS, EXAMPLES, GOAL, EVERY = (8, 9), 20, 30, 5
 POPULATION: dict[str, Any] = {

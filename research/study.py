@@ -26,11 +26,10 @@ from fedcore.private_files import write_whole
 from fedcore.report import WEIGHT, ReportLayout, Segment, Weighting, metrics_segment
 from simulator import datasets
 from simulator.configuration import SimulationConfig
-from simulator.course import overall
 from simulator.engines.workers.forked import with_kept
 from simulator.errors import Diverged, StudyError
 from simulator.simulation import training_on
-from simulator.training import Training
+from simulator.training import Training, overall
 
 BONAWITZ = "Bonawitz et al., *Towards federated learning at scale: system design*, MLSys 2019"
 CHARLES = "Charles, Garrett, Huo, Shmulyian, Smith, *On large-cohort training for federated learning*, NeurIPS 2021"

@@ -26,11 +26,11 @@ from fedcore.privacy.accounting import Deployment, MechanismPlan, matrix, spent
 from fedcore.privacy.settings import Noise
 from simulator import datasets
 from simulator.configuration import HELD_OUT, SimulationConfig
-from simulator.course import overall
 from simulator.engines.memory import one_thread
 from simulator.errors import EngineError
 from simulator.private_training import Cohorts, PrivateSums, SimulatedPrivacy, promise_of
 from simulator.simulation import training_on
+from simulator.training import overall
 
 CONFIDENCE = 0.95
 GUESSED = (0.02, 0.05, 0.1, 0.2, 0.5, 1.0)

@@ -28,7 +28,6 @@ from simulator.baselines.method import LinearTraining
 from simulator.baselines.methods import METHODS
 from simulator.compressed import CompressedReports
 from simulator.configuration import SimulationConfig, with_default_settings
-from simulator.course import ACCURACY, LOSS, PER_USER, PERCENTILES, USER_MEAN, Ending, Limits, Point, Watch, measured
 from simulator.datasets.sources import verified
 from simulator.engine import Engine
 from simulator.engines import Wanted
@@ -45,7 +44,23 @@ from simulator.planned import SimulatedPlan, read_model
 from simulator.population import Population
 from simulator.private_training import Cohorts, PrivateSums, SimulatedPrivacy, check_private_training, promise_of
 from simulator.questions import with_tokens
-from simulator.training import SERVER, EngineTraining, Facts, FineTuning, Training
+from simulator.training import (
+    ACCURACY,
+    LOSS,
+    PER_USER,
+    PERCENTILES,
+    SERVER,
+    USER_MEAN,
+    Ending,
+    EngineTraining,
+    Facts,
+    FineTuning,
+    Limits,
+    Point,
+    Training,
+    Watch,
+    measured,
+)
 
 TOGETHER = 64
 """Clients that `training_on` vectorises together: its networks are small, so many at once cost less time."""

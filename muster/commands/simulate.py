@@ -30,9 +30,9 @@ if TYPE_CHECKING:
     from rich.progress import Progress
 
     from simulator.configuration import SimulationConfig
-    from simulator.course import Point, Watch
     from simulator.runs.trackers import MLflow, TensorBoard
     from simulator.simulation import OnRound, SimulationResult
+    from simulator.training import Point, Watch
 
 
 @with_simulation_settings
@@ -126,9 +126,9 @@ class _Where:
 def _simulated(chosen: SimulationConfig, where: _Where) -> SimulationResult:
     """The simulation, in a folder or without; shows how far it is."""
     from muster.run_folders import resume, start
-    from simulator.course import Watch
     from simulator.engines.memory import keep_freed_memory
     from simulator.simulation import simulate
+    from simulator.training import Watch
 
     keep_freed_memory()
     with ExitStack() as stack:
@@ -201,7 +201,7 @@ def _trackers(where: _Where, config: SimulationConfig) -> list[TensorBoard | MLf
 
 def _shown_in(bar: Progress, config: SimulationConfig) -> OnRound:
     """What shows every round in a bar."""
-    from simulator.course import noting
+    from simulator.training import noting
 
     task = bar.add_task(f"{config.model} · {config.baseline or config.algorithm}", total=config.rounds, note="")
     note = noting()

@@ -28,12 +28,12 @@ from muster.local.demo_tasks import DATASET, MODEL, SETTINGS, demo_settings, for
 from muster.local.fleet import local_fleet
 from muster.local.server import local_coordinator, memory_folder
 from simulator import datasets
-from simulator.course import overall
 from simulator.engine import evaluate
 from simulator.fleet import fork_servers
 from simulator.fleet.browsers import chromium
 from simulator.fleet.fleet import Fleet
 from simulator.fleet.profile import counted_kinds
+from simulator.training import overall
 
 SCREEN = {"width": 360, "height": 740, "deviceScaleFactor": 2, "mobile": True}
 """A small phone's, in CSS pixels."""

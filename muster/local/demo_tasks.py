@@ -31,7 +31,6 @@ from muster.releasing_models import Source
 from secagg.parameters import LEAST_COHORT
 from simulator import datasets
 from simulator.configuration import SimulationConfig
-from simulator.course import ACCURACY, Point, measured
 from simulator.engine import Engine, evaluate
 from simulator.fleet.fleet import FleetSummary, Session
 from simulator.fleet.fork_servers import ForkServers
@@ -40,7 +39,7 @@ from simulator.proofs.fleet_against_engine import counted_cohort
 from simulator.runs.reading import SECONDS
 from simulator.runs.running import keep_run
 from simulator.simulation import result_of
-from simulator.training import SERVER, Facts, digest_of
+from simulator.training import ACCURACY, SERVER, Facts, Point, digest_of, measured
 
 MODEL, DATASET, DEVICES = "digits_cnn", "digits", 60
 # Found by a random search over 170 simulated runs of 25 rounds. Others run with their defaults.

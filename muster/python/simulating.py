@@ -26,7 +26,6 @@ from muster.pictures.curves import Axes, draw_repeated
 from muster.python.arguments import check_trained, of_kind, progress_line, speaking_python, with_settings_of
 from simulator import datasets
 from simulator.configuration import SimulationConfig, to_config, without_numpy
-from simulator.course import ACCURACY, Point, noting
 from simulator.engines.memory import one_thread
 from simulator.engines.workers.processes import usable_cores
 from simulator.errors import EngineError
@@ -35,7 +34,7 @@ from simulator.population import Population
 from simulator.runs.reading import grouped, read_run, read_tensors
 from simulator.runs.sweeping import RUNS, SEED, SweepFile, SweepOutcome, SweepRun, means_over_seeds, run_sweep, runs_of
 from simulator.simulation import OnRound, Overrides, SimulationResult, advance, model_of, training_of
-from simulator.training import Tensors
+from simulator.training import ACCURACY, Point, Tensors, noting
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -10,12 +10,11 @@ import numpy as np
 
 from coordinator.rules.buffers import discount, staleness_weight
 from simulator.configuration import SimulationConfig
-from simulator.course import ACCURACY, Limits, Point, measured
 from simulator.engines.memory import one_thread
 from simulator.errors import ForecastError
 from simulator.forecast.course import CommittedRound
 from simulator.simulation import Overrides, training_of
-from simulator.training import SERVER, Training, Vectors
+from simulator.training import ACCURACY, SERVER, Limits, Point, Training, Vectors, measured
 
 Make = Callable[[Sequence[Sequence[int]]], Training]
 """Makes the training whose rounds have these cohorts."""

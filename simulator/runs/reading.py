@@ -19,11 +19,10 @@ from fedcore.decoding import UNDECODABLE, decoder
 from fedcore.errors import why
 from fedcore.validation import offered
 from simulator.configuration import SimulationConfig, to_config
-from simulator.course import LOSS, Point
 from simulator.engines.computing import EngineName
 from simulator.errors import EngineError, RunError
 from simulator.simulation import SimulationResult
-from simulator.training import Tensors, Vectors
+from simulator.training import LOSS, Point, Tensors, Vectors
 
 WHO_TRAINS = {"processes", "ray"}
 

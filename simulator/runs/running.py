@@ -18,7 +18,6 @@ import safetensors.numpy
 
 from fedcore.private_files import sync_folder, write_private
 from simulator.configuration import SimulationConfig
-from simulator.course import Point
 from simulator.errors import ProcessDied, RunError, RunNotKept
 from simulator.runs.reading import (
     CHECKPOINT,
@@ -42,7 +41,7 @@ from simulator.runs.reading import (
     whole_lines,
 )
 from simulator.simulation import OnRound, Overrides, SimulationResult, advance, completed, training_of
-from simulator.training import Tensors, Training, Vectors
+from simulator.training import Point, Tensors, Training, Vectors
 
 # The folder of a run: its configuration, the metrics of every round, checkpoints, and the result.
 #

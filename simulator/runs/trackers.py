@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from simulator.errors import RunError
 
 if TYPE_CHECKING:
-    from simulator.course import Point
+    from simulator.training import Point
 
 
 class TensorBoard:

@@ -5,7 +5,7 @@ import math
 import pytest
 
 from coordinator.rules.task_settings import MOST_LOSS_GROWTH
-from simulator.course import LOSS, START, Watch
+from simulator.training import LOSS, START, Watch
 
 
 @pytest.mark.parametrize("name", ["train.loss", LOSS])

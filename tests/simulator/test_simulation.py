@@ -8,10 +8,10 @@ import torch
 
 from fedcore.schedule import ServerSchedule
 from simulator.configuration import SimulationConfig
-from simulator.course import Limits
 from simulator.engine import Engine
 from simulator.errors import EngineError
 from simulator.simulation import completed, simulate
+from simulator.training import Limits
 
 
 def test_two_runs_with_one_seed_are_identical_and_another_seed_differs():
