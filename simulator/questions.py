@@ -70,14 +70,17 @@ def ask_population(
     epsilon: float | None = None,
     delta: float | None = None,
 ) -> Answer:
-    """What all clients answer, in every round. rounds: by default as many as an answer takes.
+    """What all clients with rows answer, in every round, as devices without any give up.
+
+    rounds: by default as many as an answer takes.
 
     epsilon, delta: with noise for such a promise.
 
     Raises EngineError when the data lack a field, PrivacyError for a promise that cannot be, QuestionError when clients
     have more rows than their sums hold.
     """
-    model, algorithm, clients = Model(asked.spec()), asked.algorithm(), len(population)
+    model, algorithm, cohort = Model(asked.spec()), asked.algorithm(), np.flatnonzero(population.sizes).tolist()
+    clients = len(cohort)
     rounds = asked.rounds if rounds is None else rounds
     promise: SimulatedPrivacy | None = None
     if epsilon is not None:
@@ -87,7 +90,7 @@ def ask_population(
     engine = Engine(model, algorithm, with_tokens(population, model.spec), seed=seed, private=sums)
     for number in range(1, rounds + 1):
         try:
-            excluded = engine.run_round(number, range(clients)).excluded
+            excluded = engine.run_round(number, cohort).excluded
         except Diverged:
             excluded = clients
         if excluded:

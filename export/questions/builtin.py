@@ -159,9 +159,9 @@ def compile_built_in(
 def _sizes(asked: BuiltIn, terms: Terms, measured: Sequence[Measured]) -> Asked:
     """Rows of devices. Its noise and masks need no draw of rows: one device is in one bin, its size held to a bound."""
     field = measured[0].field
-    largest, *more = asked.high or (terms.most_rows or LARGEST_SIZE,)
-    if more or not (float(largest).is_integer() and largest >= 1):
-        raise QuestionError(f"the largest size is a whole number from 1, not {', '.join(map(str, asked.high))}")
+    largest, *more = ends = asked.high or (terms.most_rows or LARGEST_SIZE,)
+    if more or not (float(largest).is_integer() and largest >= 2):
+        raise QuestionError(f"the largest size is a whole number from 2, not {', '.join(map(str, ends))}")
     most = int(largest) if asked.high or terms.most_rows else None
     if terms.private and most is None:
         terms.need_rows()

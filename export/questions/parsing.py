@@ -68,14 +68,14 @@ class Source:
     def start(self, node: exp.Expr) -> int:
         """The offset where a node begins. The parser notes it for names, numbers and functions only."""
         offsets = [inner.meta["start"] for inner in node.walk() if "start" in inner.meta]
-        first: int = min(offsets, default=0)
+        first: int = min(offsets, default=len(self.text))
         words = _BEGUN_BY.get(type(node), ())
         earlier = [
             token.start
             for token, word in zip(self._tokens, self._words, strict=True)
             if token.start < first and word in words
         ]
-        return max(earlier, default=first)
+        return max(earlier, default=first if offsets else 0)
 
     def word(self, node: exp.Expr) -> str:
         """The name of a function as it is written, or what the parser calls another node, in capitals."""

@@ -140,6 +140,8 @@ class Reader:
             case exp.Null():
                 return constant(None, node)
         if node.is_string:
+            if not node.this:
+                raise self._source.refusal(node, "an empty text, which a table shows as NULL; write another")
             return constant(node.this, node)
         value = int(node.this) if node.this.isdigit() else float(node.this)
         if (isinstance(value, int) and value > MOST_EXACT) or math.isinf(value):

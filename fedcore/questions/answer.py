@@ -63,7 +63,7 @@ class Answer(NamedTuple):
         for column, name in enumerate(self.columns if self.errors else ()):
             errors = [row[column] for row in self.errors or ()]
             if any(error is not None for error in errors):
-                frame[f"{name} ±"] = errors
+                frame.insert(len(frame.columns), f"{name} ±", errors, allow_duplicates=True)
         return frame
 
     def shown(self) -> list[tuple[Any, ...]]:

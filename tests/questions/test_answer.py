@@ -59,6 +59,12 @@ def test_a_whole_number_beside_null_keeps_its_digits_in_pandas():
     assert frame.isna().to_numpy().tolist() == [[True, True, False], [False, False, False]]
 
 
+def test_columns_of_one_name_keep_their_errors_in_pandas():
+    frame = Answer(("n", "n", "n ±"), ((1, 2, 3),), 9, 0, ((0.5, 0.25, None),)).dataframe()
+    assert list(frame.columns) == ["n", "n", "n ±", "n ±", "n ±"]
+    assert frame.iloc[0].tolist() == [1, 2, 3, 0.5, 0.25]
+
+
 def test_rows_are_sorted_with_null_first_and_cut_off():
     asked = QUESTION.__class__.decode(QUESTION.encode())
     assert asked == QUESTION

@@ -35,6 +35,7 @@ REFUSED = [
     (f"SELECT COUNT(*) {FROM}, other", "do not answer JOIN", 32),
     ("SELECT COUNT(*) FROM (SELECT 1)", "a query inside a query", 22),
     (f"SELECT (SELECT 1) {FROM}", "a query inside a query", 8),
+    (f"SELECT SUM(select) {FROM}", "a query inside a query", 12),
     (f"SELECT COUNT(*) {FROM} WHERE EXISTS (SELECT 1)", "a query inside a query", 37),
     (f"WITH a AS (SELECT 1) SELECT COUNT(*) {FROM}", "do not answer WITH", 6),
     (f"SELECT DISTINCT y {FROM}", "do not answer SELECT DISTINCT", None),
@@ -104,6 +105,7 @@ REFUSED = [
     # Kinds.
     (f"SELECT SUM(CASE WHEN y > 1 THEN 'a' ELSE 1 END) {FROM}", "a text in some rows and a number in others", 12),
     (f"SELECT SUM('a') {FROM}", "SUM of a text", 8),
+    (f"SELECT CASE y WHEN 0 THEN '' END AS k, COUNT(*) {FROM} GROUP BY k", "an empty text", 27),
     (f"SELECT SUM(NULL) {FROM}", "SUM of NULL", 8),
     (f"SELECT SUM(y + 'a') {FROM}", "+ of text; devices compute with numbers", 12),
     (f"SELECT COUNT(*) {FROM} WHERE 'a'", "a text is no condition", None),

@@ -31,6 +31,13 @@ def population(clients, source):
     return Population.of([f"user {user}" for user in range(clients)], shards, 10)
 
 
+def test_clients_without_rows_are_in_no_size():
+    users = Population(("a", "b", "c"), {"y": np.arange(4)}, np.array([0, 3, 3, 4]))
+    found = asked_of(users, "sizes", [Y])
+    assert [row[:3] for row in found.rows] == [(1, 1, 0.5), (2, 1, 0.5)]
+    assert found.devices == 2
+
+
 def test_rows_of_a_client_are_those_that_its_device_would_draw():
     users = population(50, np.random.default_rng(0))
     found = asked_of(users, "labels y MAX 5 ROWS PER DEVICE", [Y], seed=7)
