@@ -18,7 +18,7 @@ from fedcore.wire.messages import CheckIn
 K = TypeVar("K")
 
 
-class Tally(Generic[K]):
+class PendingCounts(Generic[K]):
     """Counts by key. most: of keys at once; others are left out until the counts are taken."""
 
     def __init__(self, most: int | None = None) -> None:
@@ -68,7 +68,7 @@ class Stated(NamedTuple):
 ModelCounts: TypeAlias = Mapping[Stated, int]
 
 
-class ModelTally(Tally[Stated]):
+class ModelTally(PendingCounts[Stated]):
     """Counts that have not been written yet."""
 
     def __init__(self) -> None:
@@ -96,7 +96,7 @@ Counts: TypeAlias = Mapping[tuple[str, str, str], int]
 """Sessions by population, task (empty before there is one) and shape."""
 
 
-class SessionCounts(Tally[tuple[str, str, str]]):
+class SessionCounts(PendingCounts[tuple[str, str, str]]):
     """Counts that have not been written yet."""
 
     def count(self, population: str, task: str, steps: Iterable[str]) -> None:

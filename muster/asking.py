@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from coordinator.operations import TaskStore
     from coordinator.rules.entities import Task
     from coordinator.rules.kinds import TaskAnswer
-    from export.questions.asked import Asked, Asks
+    from export.questions.asked import AnyQuestion, CompiledQuestion
     from export.questions.heavy_hitters import AskedHitters
     from fedcore.bundle import Bundle
     from fedcore.plan import Field
@@ -71,7 +71,7 @@ class Unanswered(Exception):
         self.task = task
 
 
-def compiled(words: Sequence[str], fields: Fields, terms: Terms) -> Asks:
+def compiled(words: Sequence[str], fields: Fields, terms: Terms) -> AnyQuestion:
     """The question of SQL, or one by name with its arguments.
 
     Raises QuestionError, which names the place in the text and where the fields are from.
@@ -179,7 +179,7 @@ def check_at_once(settings: Mapping[str, Any]) -> None:
 
 def begin(  # what is asked, of whom, and under which signature
     store: TaskStore,
-    asked: Asks,
+    asked: AnyQuestion,
     settings: Mapping[str, Any],
     note: Note,
     *,
@@ -196,12 +196,12 @@ def begin(  # what is asked, of whom, and under which signature
         return Creation(bundle, name=name_of_task(asked), sign=sign).register(store, settings, text=True)
 
 
-def name_of_task(asked: Asks) -> str:
+def name_of_task(asked: AnyQuestion) -> str:
     """What people call the task of a question."""
     return f"question: {visible(asked.text)}"[:LONGEST_NAME].rstrip()
 
 
-def export_question(asked: Asks, folder: Path, formats: Sequence[str]) -> Bundle:
+def export_question(asked: AnyQuestion, folder: Path, formats: Sequence[str]) -> Bundle:
     """The bundle of a question, in a folder."""
     from export.build import export_bundle
     from export.model import Model
@@ -209,7 +209,9 @@ def export_question(asked: Asks, folder: Path, formats: Sequence[str]) -> Bundle
     return export_bundle(Model(asked.spec()), asked.algorithm(), folder, targets=formats)
 
 
-def settings_of_question(asked: Asks, given: Mapping[str, Any], privacy: Mapping[str, Any] | None) -> dict[str, Any]:
+def settings_of_question(
+    asked: AnyQuestion, given: Mapping[str, Any], privacy: Mapping[str, Any] | None
+) -> dict[str, Any]:
     """The settings of a question's task: those that are given, and defaults that suit questions.
 
     Without a goal, a round takes whoever waits after a few seconds; it needs as many reports as a shown group needs at
@@ -303,7 +305,7 @@ class Explained(NamedTuple):
     blocks: list[dict[str, Any]]
 
 
-def explained(asked: Asks, settings: Mapping[str, Any], formats: Sequence[str], source: str) -> Explained:
+def explained(asked: AnyQuestion, settings: Mapping[str, Any], formats: Sequence[str], source: str) -> Explained:
     """A question as a task with these settings asks it. source: who says which fields there are.
 
     Raises InvalidTask for settings that cannot be, and what an export raises.
@@ -344,13 +346,13 @@ def explained(asked: Asks, settings: Mapping[str, Any], formats: Sequence[str], 
     return Explained(facts, blocks)
 
 
-def _of_kind(asked: Asks, deviation: float) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+def _of_kind(asked: AnyQuestion, deviation: float) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """What only one kind of question has, and the numbers that a device sends, block by block."""
     from export.questions.heavy_hitters import AskedHitters
 
     if isinstance(asked, AskedHitters):
         return {"rows_of_a_device": asked.hitters.values}, _votes(asked, deviation)
-    question = cast("Asked", asked).question
+    question = cast("CompiledQuestion", asked).question
     return {"rows_of_a_device": question.most_rows, "groups": question.groups}, _blocks(question, deviation)
 
 

@@ -13,7 +13,7 @@ from device_runtime.errors import DeviceError
 from device_runtime.examples.source import padded, unpadded
 from device_runtime.texts import TextColumn
 from export.model import Model, ModelSpec
-from export.questions.asked import Asks
+from export.questions.asked import AnyQuestion
 from fedcore.algorithms import name_of, settings_of
 from fedcore.bundle import AlgorithmRef
 from fedcore.errors import QuestionError
@@ -62,7 +62,7 @@ def _padded(texts: Array, field: Field) -> Array:
 
 
 def ask_population(
-    asked: Asks,
+    asked: AnyQuestion,
     population: Population,
     *,
     seed: int = 0,

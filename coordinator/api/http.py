@@ -59,7 +59,7 @@ _SMALL_BYTES = 1 << 22
 _SLUG_OF_STATUS = {404: "unknown-resource", 405: "method-not-allowed", 413: "too-large"}
 
 
-async def aside(size: int, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+async def in_thread_if_large(size: int, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
     """What `work` on `size` bytes gives: at once, or on a thread where the event loop would stand still meanwhile."""
     return work(*args, **kwargs) if size <= _SMALL_BYTES else await run_in_threadpool(work, *args, **kwargs)
 

@@ -15,7 +15,7 @@ from typing import TypeAlias
 import msgspec
 from starlette.responses import Response
 
-from coordinator.api.http import aside
+from coordinator.api.http import in_thread_if_large
 from coordinator.api.replica_channel import ReplicaChannel
 from coordinator.api.service import Service
 from coordinator.commands import ExchangeMasked
@@ -66,7 +66,7 @@ class _Sum:
 
 
 @dataclass(slots=True)
-class _Talk:
+class _ReplicaExchange:
     """What this replica and one driver have to tell each other.
 
     checking: reports that may be added, and are not yet. uncertain: the driver may have granted what was not heard.
@@ -144,7 +144,7 @@ class MaskedExchange:
         self._membership = service.membership
         self._shared = service.driver.shared
         self._channel = channel
-        self._talks: dict[str, tuple[_Talk, asyncio.Task[None]]] = {}
+        self._talks: dict[str, tuple[_ReplicaExchange, asyncio.Task[None]]] = {}
 
     async def take(self, assignment: str, message: bytes, sha256: str) -> None:
         """Add a device's masked report (M7) to its session's sum, once. sha256: of the message, hexadecimal.
@@ -179,9 +179,9 @@ class MaskedExchange:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _add(self, talk: _Talk, grant: Grant, assignment: str, message: bytes) -> None:
+    async def _add(self, talk: _ReplicaExchange, grant: Grant, assignment: str, message: bytes) -> None:
         expected = ExpectedVector(grant.session, grant.position, grant.signer, grant.words)
-        masked = await aside(len(message), expected.open, message)
+        masked = await in_thread_if_large(len(message), expected.open, message)
         mine = talk.sums.get(grant.session)
         if mine is None or mine.closed or self._shared.leaving:
             raise Unavailable("this replica hands its sum of the session over; send the message again")
@@ -190,13 +190,13 @@ class MaskedExchange:
         mine.total.add(grant.position, masked)
         mine.taken.append(Taken(assignment=assignment, signature=masked.signature))
 
-    def _talk_to(self, driver: str) -> _Talk:
+    def _talk_to(self, driver: str) -> _ReplicaExchange:
         if driver not in self._talks:
-            talk = _Talk(driver)
+            talk = _ReplicaExchange(driver)
             self._talks[driver] = talk, asyncio.create_task(self._talk(talk))
         return self._talks[driver][0]
 
-    async def _talk(self, talk: _Talk) -> None:
+    async def _talk(self, talk: _ReplicaExchange) -> None:
         """Tell a driver what is new: claims at once, all else a few times a second, until there is nothing to tell."""
         while True:
             with suppress(TimeoutError):
@@ -212,7 +212,7 @@ class MaskedExchange:
                 del self._talks[talk.driver]
                 return
 
-    async def _exchange(self, talk: _Talk) -> None:
+    async def _exchange(self, talk: _ReplicaExchange) -> None:
         asked, talk.asked = [one for one in talk.asked if not one[1].done()], []
         try:
             await self._tell(talk, asked)
@@ -221,7 +221,7 @@ class MaskedExchange:
                 if not future.done():
                     future.set_exception(Unavailable("the replica that drives this round cannot be reached; ask again"))
 
-    async def _tell(self, talk: _Talk, asked: list[_Asked]) -> None:
+    async def _tell(self, talk: _ReplicaExchange, asked: list[_Asked]) -> None:
         if talk.driver not in self._membership.directory.urls:
             talk.sums.clear()  # whoever takes its populations abandons the rounds
             talk.uncertain = False
@@ -234,7 +234,7 @@ class MaskedExchange:
         if sums:
             reach("masked.before-hand-over")
         talk.uncertain |= bool(asked)
-        body = await aside(sum(one.nbytes for one in sums), encode_news, message, sums)
+        body = await in_thread_if_large(sum(one.nbytes for one in sums), encode_news, message, sums)
         answered = await self._channel.post(talk.driver, MASKED, body)
         if answered is None:
             return

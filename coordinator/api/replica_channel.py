@@ -24,7 +24,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from coordinator.api.http import answer_error, aside, read_into
+from coordinator.api.http import answer_error, in_thread_if_large, read_into
 from coordinator.api.service import Service
 from coordinator.commands import TakeShare
 from coordinator.driver.replica_membership import Membership
@@ -68,7 +68,7 @@ class ReplicaChannel:
         url = self._membership.directory.urls.get(replica)
         if url is None:
             return None
-        digest = await aside(len(body), hashlib.sha256, body)
+        digest = await in_thread_if_large(len(body), hashlib.sha256, body)
         target = f"{path}?sha256={digest.hexdigest()}".encode()
         proof = proof_of(self._keys.between_replicas, "POST", target, replica)
         headers = [(b"content-type", b"application/octet-stream"), (FORWARDED, proof)]
@@ -167,7 +167,7 @@ class ShareSender:
                 return
             if sums:
                 reach("sum.before-hand-over")
-            body = await aside(sum(one.nbytes for one in sums), encode_shares, message, sums)
+            body = await in_thread_if_large(sum(one.nbytes for one in sums), encode_shares, message, sums)
             if await self._channel.post(driver, SHARES, body) is not None:
                 self._sums.heard(message)
                 self._sent = {one: at for one, at in self._sent.items() if now < at + _BEAT_S} | {driver: now}
@@ -179,7 +179,7 @@ class ShareSender:
 
 async def take_shares(service: Service, data: memoryview) -> Response:
     """Answer a replica that has told of reports, or hands sums over, once that is committed."""
-    shares, sums = await aside(len(data), decode_shares, data)
+    shares, sums = await in_thread_if_large(len(data), decode_shares, data)
     service.driver.heard_of(shares.replica)
     for assignment in shares.present:
         service.driver.presence.heard(assignment)

@@ -35,7 +35,7 @@ from coordinator.commands import (
 from coordinator.driver.memory.in_memory_state import Memory
 from coordinator.driver.memory.selector import Selector
 from coordinator.driver.observation import Observer
-from coordinator.driver.poll_store import Noticeboard, Poller, Revocations
+from coordinator.driver.poll_store import Poller, ReplicaNotices, Revocations
 from coordinator.driver.replica_membership import Membership
 from coordinator.driver.writing.close_rounds import RoundCloser
 from coordinator.driver.writing.write_transactions import Lost, Writer
@@ -110,7 +110,7 @@ class Driver:
         self.presence, self.shared = memory.presence, memory.shared
         selector = Selector(memory.sessions, source or random.SystemRandom(), secure, memory.participation)
         self.revocations = Revocations(memory)
-        self._board = board = Noticeboard(membership, memory, retry, self._of_returns)
+        self._board = board = ReplicaNotices(membership, memory, retry, self._of_returns)
         lineage = secure.lineage.signer
         self._poller = Poller(membership, memory, self.metrics, self.revocations, board, self._draining, lineage)
         self._writer = Writer(membership, memory, selector, self.metrics)

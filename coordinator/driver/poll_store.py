@@ -79,7 +79,7 @@ _AGAIN_S = 0.25
 
 
 @dataclass(slots=True)
-class Noticeboard:
+class ReplicaNotices:
     """Reads and writes notices and tallies. Only the driver's thread uses it.
 
     bounds: of retry windows. key: what authenticates return tokens.
@@ -200,7 +200,7 @@ class Poller:
     memory: Memory
     metrics: Metrics
     revocations: Revocations
-    board: Noticeboard
+    board: ReplicaNotices
     draining: threading.Event
     lineage: str
     next_poll: float = -math.inf

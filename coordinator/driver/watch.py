@@ -96,7 +96,7 @@ class Watch:
 
 
 @dataclass(slots=True)
-class Courier:
+class AlertSender:
     """Tells a webhook of alerts, each at least once, in order. clock: seconds, with any origin."""
 
     database: Database
@@ -154,7 +154,7 @@ async def watch_forever(
     A thread in which it looks has ended once this has been cancelled.
     """
     watch = Watch(database, settings, replica, tells=webhook is not None)
-    courier = None if webhook is None else Courier(database, webhook, metrics)
+    courier = None if webhook is None else AlertSender(database, webhook, metrics)
     while True:
         try:
             if await _in_thread(watch.look) and courier is not None:

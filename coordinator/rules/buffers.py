@@ -26,12 +26,12 @@ from coordinator.rules.rounds import (
     Expired,
     Lost,
     Reported,
+    ReportsElsewhere,
     Round,
     RoundPolicy,
     Select,
     Stepped,
     Tick,
-    Told,
     Waiting,
 )
 from coordinator.rules.states import AssignmentState, RoundState
@@ -72,7 +72,7 @@ def step(round_: Round, event: Event) -> Stepped:  # noqa: C901, PLR0911 - one r
             return replace(round_, assigned=round_.assigned + assigned), ()
         case RoundState.REPORTING, Reported(staleness) if round_.outstanding > 0:
             return _collect(_count(round_, (staleness,)))
-        case state, Told(staleness) if state in _OPEN and len(staleness) <= round_.outstanding:
+        case state, ReportsElsewhere(staleness) if state in _OPEN and len(staleness) <= round_.outstanding:
             return _collect(_count(round_, staleness))
         case state, Aborted(again) if state in _OPEN and round_.outstanding > 0:
             return _collect(replace(round_, aborted=round_.aborted + 1, failed=round_.failed + (not again)))

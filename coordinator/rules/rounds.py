@@ -173,7 +173,7 @@ class Reported:
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class ReportsElsewhere:
     """Another replica took reports of the round's devices. It may be heard when the round takes none any more.
 
     staleness: of each report, as that of `Reported`.
@@ -252,7 +252,18 @@ class Abandon:
 
 
 Event: TypeAlias = (
-    Waiting | Configured | Reported | Told | Revealed | Summed | Aborted | Lost | Expired | Tick | Aggregated | Abandon
+    Waiting
+    | Configured
+    | Reported
+    | ReportsElsewhere
+    | Revealed
+    | Summed
+    | Aborted
+    | Lost
+    | Expired
+    | Tick
+    | Aggregated
+    | Abandon
 )
 
 
@@ -326,9 +337,9 @@ def step(round_: Round, event: Event, now: float) -> Stepped:  # noqa: C901, PLR
             return _collect(replace(round_, assigned=assigned, replaced=replaced, short_until=math.inf), now)
         case RoundState.REPORTING, Reported() if now < round_.deadline and round_.outstanding > 0:
             return _collect(replace(round_, reported=round_.reported + 1, proven=True), now)
-        case RoundState.REPORTING, Told(reports) if len(reports) <= round_.outstanding:
+        case RoundState.REPORTING, ReportsElsewhere(reports) if len(reports) <= round_.outstanding:
             return _collect(replace(round_, reported=round_.reported + len(reports), proven=True), now)
-        case RoundState.AGGREGATING, Told(reports):
+        case RoundState.AGGREGATING, ReportsElsewhere(reports):
             expired = max(0, round_.expired - len(reports))
             return replace(round_, reported=round_.reported + len(reports), expired=expired), ()
         case RoundState.REPORTING, Revealed():

@@ -49,7 +49,7 @@ def question_model(question: Question, fields: Sequence[Field], rows: Rows) -> M
     )
 
 
-class Asks(Protocol):
+class AnyQuestion(Protocol):
     """What is asked: a question of SQL or by name, or heavy hitters."""
 
     @property
@@ -79,7 +79,7 @@ class Asks(Protocol):
         """The algorithm that asks; with noise to come, one whose reports are held to `clip`."""
 
 
-class Asked(NamedTuple):
+class CompiledQuestion(NamedTuple):
     """A question, the fields that its rows read, of which there is one at least, and the numbers of a row."""
 
     question: Question

@@ -32,7 +32,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from export.questions.asked import Asked
+from export.questions.asked import CompiledQuestion
 from export.questions.draft import (
     VOTERS,
     Bins,
@@ -110,7 +110,7 @@ def builtin(
     minimum_devices: int = 20,
     private: bool = False,
     secure: bool = False,
-) -> Asked:
+) -> CompiledQuestion:
     """The question in words, to devices that have these fields. Raises as `compile_built_in`."""
     asked = BuiltIn.parse([word, *rest])
     return compile_built_in(asked, fields, minimum_devices=minimum_devices, private=private, secure=secure)
@@ -123,7 +123,7 @@ def compile_built_in(
     minimum_devices: int = 20,
     private: bool = False,
     secure: bool = False,
-) -> Asked:
+) -> CompiledQuestion:
     """The question to devices that have these fields.
 
     private: noise is to come. secure: reports will be masked. Raises QuestionError for a word or field that is not
@@ -156,7 +156,7 @@ def compile_built_in(
     return kind.ask(asked, terms, [Measured.of(*ends) for ends in zip(chosen, low, high, strict=True)])
 
 
-def _sizes(asked: BuiltIn, terms: Terms, measured: Sequence[Measured]) -> Asked:
+def _sizes(asked: BuiltIn, terms: Terms, measured: Sequence[Measured]) -> CompiledQuestion:
     """Rows of devices. Its noise and masks need no draw of rows: one device is in one bin, its size held to a bound."""
     field = measured[0].field
     largest, *more = ends = asked.high or (terms.most_rows or LARGEST_SIZE,)
@@ -185,7 +185,7 @@ def _sizes(asked: BuiltIn, terms: Terms, measured: Sequence[Measured]) -> Asked:
     return draft.asked(text, [field], columns, [Key("from", (1, *edges))], drawn=False)
 
 
-def _labels(asked: BuiltIn, terms: Terms, measured: Sequence[Measured]) -> Asked:
+def _labels(asked: BuiltIn, terms: Terms, measured: Sequence[Measured]) -> CompiledQuestion:
     (of,) = measured
     if not of.whole:
         raise QuestionError(f"{of.field.name} holds real numbers, which have no values to count: ask for its histogram")
@@ -199,7 +199,7 @@ def _labels(asked: BuiltIn, terms: Terms, measured: Sequence[Measured]) -> Asked
     return draft.asked(text, [of.field], columns, [Key(of.field.name, bins.edges[:-1])])
 
 
-def _histogram(asked: BuiltIn, terms: Terms, measured: Sequence[Measured]) -> Asked:
+def _histogram(asked: BuiltIn, terms: Terms, measured: Sequence[Measured]) -> CompiledQuestion:
     (of,) = measured
     outside = not of.whole or bool(asked.low)
     bins = Bins.between(
@@ -227,7 +227,7 @@ def _counted(draft: Draft, bins: Bins) -> tuple[Column, ...]:
     return Column("rows", rows), Column("devices", devices), Column("share", share)
 
 
-def _quantiles(asked: BuiltIn, terms: Terms, measured: Sequence[Measured]) -> Asked:
+def _quantiles(asked: BuiltIn, terms: Terms, measured: Sequence[Measured]) -> CompiledQuestion:
     """Quantiles of bins. Under noise there is no least and no greatest value: a few devices have them, by nature."""
     (of,) = measured
     hidden, count = terms.minimum_devices > 1 and not terms.private, FINE_BINS if asked.bins is None else asked.bins
@@ -261,7 +261,7 @@ def _quantiles(asked: BuiltIn, terms: Terms, measured: Sequence[Measured]) -> As
     return draft.asked(f"{text}{high:g}?", [of.field], columns, [])
 
 
-def _normaliser(asked: BuiltIn, terms: Terms, measured: Sequence[Measured]) -> Asked:
+def _normaliser(asked: BuiltIn, terms: Terms, measured: Sequence[Measured]) -> CompiledQuestion:
     (of,) = measured
     size = 1 if asked.overall else of.elements
     counted = 1 if of.full else size  # all elements have as many
@@ -293,7 +293,7 @@ def _normaliser(asked: BuiltIn, terms: Terms, measured: Sequence[Measured]) -> A
     return draft.asked(text, [of.field], columns, [] if size == 1 else [Key("element", tuple(range(size)))])
 
 
-def _correlation(asked: BuiltIn, terms: Terms, measured: Sequence[Measured]) -> Asked:
+def _correlation(asked: BuiltIn, terms: Terms, measured: Sequence[Measured]) -> CompiledQuestion:
     one, other = measured
     if one.field == other.field or one.field.shape or other.field.shape:
         raise QuestionError("correlation is of two fields of one number each")
@@ -356,7 +356,7 @@ class _Kind(NamedTuple):
 
     fields: int
     options: tuple[str, ...]
-    ask: Callable[[BuiltIn, Terms, Sequence[Measured]], Asked]
+    ask: Callable[[BuiltIn, Terms, Sequence[Measured]], CompiledQuestion]
 
 
 BUILTIN: Mapping[str, _Kind] = {

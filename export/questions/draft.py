@@ -16,7 +16,7 @@ from typing import NamedTuple, TypeAlias, get_args
 import torch
 from torch import Tensor
 
-from export.questions.asked import Asked
+from export.questions.asked import CompiledQuestion
 from fedcore.errors import QuestionError
 from fedcore.plan import Dtype, Field
 from fedcore.questions.question import WORD, Block, Call, Cell, Column, Key, Number, Question, Rows, Value
@@ -317,7 +317,7 @@ class Draft:
 
     def asked(
         self, text: str, fields: Sequence[Field], columns: Sequence[Column], keys: Sequence[Key], drawn: bool = True
-    ) -> Asked:
+    ) -> CompiledQuestion:
         """The question. drawn: whether only some rows of a device count. Raises QuestionError if it is too large."""
         terms, numbers = self.terms, tuple(self.numbers)
         most = terms.most_rows if drawn else None
@@ -337,7 +337,9 @@ class Draft:
             most_rows=most,
             private=terms.private,
         )
-        return Asked(question, tuple(fields), lambda given: torch.cat([number(given) for number in numbers], 1))
+        return CompiledQuestion(
+            question, tuple(fields), lambda given: torch.cat([number(given) for number in numbers], 1)
+        )
 
     def _same(self, number: RowNumbers, size: int) -> Rows | None:
         """Rows of the same number, if they are not words."""

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from sqlglot import exp
 
-from export.questions.asked import Asked
+from export.questions.asked import CompiledQuestion
 from export.questions.columns import Columns
 from export.questions.expressions import Expression, GroupKey, Groups, group_key
 from export.questions.parsing import DIALECT, Clauses, parse
@@ -29,7 +29,7 @@ _HAVING = "HAVING here is a number of devices: HAVING COUNT(DISTINCT DEVICE) >= 
 
 def compile_sql(
     text: str, fields: Sequence[Field], *, minimum_devices: int = 20, private: bool = False, secure: bool = False
-) -> Asked:
+) -> CompiledQuestion:
     """The question that a query asks of examples with these fields.
 
     minimum_devices: a group of fewer devices is not shown; HAVING may raise it. private: under noise, so that each
@@ -50,7 +50,7 @@ class _Query:
         self._reader = Reader(clauses.source, self._scalars.matching)
         self._terms = [self._reader.term(clauses.value(index)) for index in range(len(clauses.columns))]
 
-    def asked(self, minimum_devices: int, private: bool, secure: bool) -> Asked:
+    def asked(self, minimum_devices: int, private: bool, secure: bool) -> CompiledQuestion:
         """The question."""
         clauses = self._clauses
         self._check_text()
@@ -81,7 +81,7 @@ class _Query:
             order=order,
             limit=clauses.limit,
         )
-        return Asked(question, self._scalars.read, sums.numbers)
+        return CompiledQuestion(question, self._scalars.read, sums.numbers)
 
     def _check_text(self) -> None:
         most_rows, length = self._clauses.most_rows, len(self._source.plain)

@@ -43,7 +43,7 @@ from muster.options.task import ReleaseKey
 from muster.output import Json, doing, emit, loading, remark, say, say_next, show_fields, show_table
 
 if TYPE_CHECKING:
-    from export.questions.asked import Asks
+    from export.questions.asked import AnyQuestion
     from fedcore.questions.answer import Answer
 
 
@@ -229,7 +229,7 @@ def ask(  # one option for each choice
 class Order(NamedTuple):
     """A question with the settings of its task, the formats of its graphs, and the key that releases it."""
 
-    asked: Asks
+    asked: AnyQuestion
     settings: dict[str, Any]
     formats: Sequence[str]
     key: Path | None = None

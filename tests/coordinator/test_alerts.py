@@ -15,7 +15,7 @@ import msgspec
 import pytest
 import sqlalchemy
 
-from coordinator.driver.watch import Courier, Watch
+from coordinator.driver.watch import AlertSender, Watch
 from coordinator.errors import Unavailable, WebhookFailed
 from coordinator.metrics import Metrics
 from coordinator.rules.alerts import AlertKind
@@ -83,7 +83,7 @@ def receiver(server):
 def courier(store, receiver, monkeypatch):
     for variable in ("HTTP_PROXY", "http_proxy", "ALL_PROXY"):  # where nothing listens
         monkeypatch.setenv(variable, "http://127.0.0.1:9")
-    return Courier(store.database, webhook_of(receiver), Metrics(), Clock())
+    return AlertSender(store.database, webhook_of(receiver), Metrics(), Clock())
 
 
 def webhook_of(receiver, **more):
@@ -284,7 +284,7 @@ def test_an_event_survives_an_end_between_its_row_and_its_delivery(watch, receiv
     watch.look()
     store.close()
     with open_coordinator_store(database, tmp_path / "blobs") as again:
-        deliver(Courier(again.database, courier.webhook, Metrics()))
+        deliver(AlertSender(again.database, courier.webhook, Metrics()))
     assert [one["event"] for one in told(receiver)] == ["raised"]
 
 
@@ -296,7 +296,7 @@ def test_an_event_whose_delivery_was_not_noted_comes_again(store, watch, receive
             deliver(courier)
     assert len(receiver.sent) == 1
     failing_commit["failing"] = False
-    deliver(Courier(store.database, courier.webhook, Metrics()))  # of a process that knows only the row
+    deliver(AlertSender(store.database, courier.webhook, Metrics()))  # of a process that knows only the row
     first, second = receiver.sent
     assert first.body == second.body
 
@@ -338,7 +338,7 @@ def test_waits_between_tries_have_an_end(watch, receiver, courier):
 def test_a_slow_receiver_is_cut_at_the_limit(store, watch, receiver):
     receiver.answers.append("slow")
     watch.look()
-    courier = Courier(store.database, webhook_of(receiver, limit_s=0.1), Metrics())
+    courier = AlertSender(store.database, webhook_of(receiver, limit_s=0.1), Metrics())
     deliver(courier)
     assert receiver.cut.wait(5)
     assert (count(courier, "failed"), len(due(store))) == (1, 1)

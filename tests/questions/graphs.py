@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from export.build import build_plan
 from export.model import Model
-from export.questions.asked import Asked
+from export.questions.asked import CompiledQuestion
 from fedcore import checkpoint
 from fedcore.batching import StreamKey
 from fedcore.questions.question import MOST_BLOCKS, Block, Cell, Column, Question, Rows
@@ -36,7 +36,7 @@ def together(questions):
         one = torch.ones_like(fields["x"]).unsqueeze(-1)
         return torch.cat([one, *(asked.rows(fields) for asked in questions)], 1)
 
-    return Asked(question, FIELDS, numbers)
+    return CompiledQuestion(question, FIELDS, numbers)
 
 
 def packed(questions):

@@ -2,7 +2,7 @@
 
 import torch
 
-from export.questions.asked import Asked
+from export.questions.asked import CompiledQuestion
 from fedcore.plan import Field
 from tests.questions.labels import LABELS, labels
 
@@ -11,7 +11,7 @@ FIELDS = (Field("steps", "int64", (), 2**31), Field("speed", "float32"), Field("
 
 def asked(**changes):
     """The question with what the graph computes of every row; `changes` are members of it."""
-    return Asked(labels(**changes), FIELDS, _rows)
+    return CompiledQuestion(labels(**changes), FIELDS, _rows)
 
 
 def _rows(fields):

@@ -19,7 +19,7 @@ from starlette.types import ASGIApp
 
 from coordinator.api.authentication import demand_body, signed
 from coordinator.api.devices.assignment_access import AssignmentAccess, Owned
-from coordinator.api.http import ONWARD, answer, aside, read_into
+from coordinator.api.http import ONWARD, answer, in_thread_if_large, read_into
 from coordinator.api.limits import MemoryBudget
 from coordinator.api.service import Service
 from coordinator.commands import CountReport
@@ -331,7 +331,7 @@ class ReportApi:
     async def _count(
         self, assignment: str, digest: bytes, data: memoryview, owned: Owned, *, finite: bool = False
     ) -> Receipt:
-        report_L = await aside(len(data), parse_report, data, owned.layout, finite=finite)
+        report_L = await in_thread_if_large(len(data), parse_report, data, owned.layout, finite=finite)
         counting = CountReport(assignment, digest.hex(), report_L, owned.shared)
         return await asyncio.wrap_future(self._driver.submit(counting))
 

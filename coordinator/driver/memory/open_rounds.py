@@ -31,8 +31,8 @@ class OpenRound(msgspec.Struct, frozen=True):
     devices: all that were given an assignment in it, also those that gave up or were lost; of a buffered round those
     whose reports it counted. It draws none of them again. failing: the devices that gave up or were lost; of a buffered
     round, where its rule counts failures, also those that were late. predecessor: the row id of the round whose open
-    assignments it took over. told: how many reports each other replica has told of that it took. doubted_at: since when
-    a device is silent whose report another replica took, and did not tell of.
+    assignments it took over. told: how many reports each other replica has told of that it took. uncertain_since: since
+    when a device is silent whose report another replica took, and did not tell of.
     """
 
     id: int
@@ -48,7 +48,7 @@ class OpenRound(msgspec.Struct, frozen=True):
     failing: frozenset[str] = frozenset()
     predecessor: int | None = None
     told: Mapping[str, int] = msgspec.field(default_factory=dict)
-    doubted_at: float = math.inf
+    uncertain_since: float = math.inf
 
     @property
     def buffered(self) -> bool:
@@ -76,7 +76,7 @@ class OpenRound(msgspec.Struct, frozen=True):
 
     def doubted(self, now: float) -> OpenRound:
         """The same round, from now on in doubt about a report of which another replica did not tell."""
-        return replace(self, doubted_at=min(self.doubted_at, now))
+        return replace(self, uncertain_since=min(self.uncertain_since, now))
 
     @property
     def shared(self) -> bool:

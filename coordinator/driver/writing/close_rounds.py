@@ -98,11 +98,11 @@ class RoundCloser:
         silent = {replica for replica in round_.told if heard_of.get(replica, now) <= oldest}
         if silent and not silent <= self.memory.sum_of(round_).handed:
             return True
-        if round_.doubted_at > oldest:
+        if round_.uncertain_since > oldest:
             return False
         if self._receipts(round_) > round_.value.reported:
             return True
-        self.memory.rounds.put(replace(round_, doubted_at=math.inf))
+        self.memory.rounds.put(replace(round_, uncertain_since=math.inf))
         return False
 
     def _receipts(self, round_: OpenRound) -> int:

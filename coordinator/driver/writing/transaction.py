@@ -69,10 +69,10 @@ from coordinator.rules.rounds import (
     Lost,
     Release,
     Reported,
+    ReportsElsewhere,
     Select,
     Summed,
     Tick,
-    Told,
     TurnAway,
 )
 from coordinator.rules.rounds import Effect as RoundEffect
@@ -210,7 +210,7 @@ class Transaction:
         if new:
             devices = round_.devices.union(one.device for one in new)
             round_ = replace(round_, told={**round_.told, replica: known + len(new)}, devices=devices)
-            self._step(round_, Told(tuple(one.staleness for one in new)))
+            self._step(round_, ReportsElsewhere(tuple(one.staleness for one in new)))
         if command.total is not None:
             self.effects.append(SumHandedOver(round_, replica, share.before + len(share.counted), command.total))
 
