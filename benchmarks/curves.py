@@ -18,6 +18,7 @@ import typer
 
 from benchmarks.runner import CurvesOptions
 from fedcore.algorithms import ALGORITHMS
+from fedcore.decoding import decoder
 from fedcore.validation import offered
 from muster.output import Say
 from research.study import LAST, Trials, mean, train
@@ -93,6 +94,9 @@ class Curves(msgspec.Struct, frozen=True, kw_only=True):
     tuning_seed: int
     cpu_minutes: float
     curves: list[Curve]
+
+
+decode_curves = decoder(Curves).decode
 
 
 def run(options: CurvesOptions, say: Say) -> Curves:

@@ -6,7 +6,6 @@ A captured graph is functional: all state in, all state out, weights never insid
 from __future__ import annotations
 
 import contextlib
-import logging
 import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -34,6 +33,7 @@ from export.errors import DynamicControlFlow, ExportError, InvalidModel, Unsuppo
 from export.few_bits import in_order
 from export.layers import Layers, layer_of
 from export.model import Model, oracle_of
+from export.quiet import quiet
 from export.rewrites import Traceable, unhinted
 from export.trial_examples import fixed_batch
 from fedcore.algorithms.algorithm import Pass, StatefulAlgorithm, Trip, Vector, with_carries
@@ -89,18 +89,6 @@ def _foldable(node: fx.Node, constants: dict[fx.Node, torch.Tensor]) -> bool:
         and value.numel() <= LARGEST
         and all(source in constants for source in node.all_input_nodes)
     )
-
-
-@contextlib.contextmanager
-def quiet(name: str) -> Iterator[None]:
-    """Silence the logger `name` during the block."""
-    logger = logging.getLogger(name)
-    level = logger.level
-    logger.setLevel(logging.CRITICAL + 1)
-    try:
-        yield
-    finally:
-        logger.setLevel(level)
 
 
 # The batch size of the example inputs. Any size above 1 will do: torch specialises on 0 and 1.

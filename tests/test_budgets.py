@@ -9,7 +9,7 @@ from tools.count_lines import at, budgets, circles, is_product, work_tree
 
 CEILINGS = {
     "product lines": 107_000,
-    "Python files outside tests": 546,
+    "Python files outside tests": 548,
     "import lines, %": 9.0,
     "test lines": 79_600,
     "words": 109_700,

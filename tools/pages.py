@@ -243,11 +243,10 @@ def chapter(one: AlgorithmFacts) -> str:
 @cache
 def results() -> list[Curves]:
     """The newest results of `muster bench curves`, one for each data set."""
-    from benchmarks.curves import Curves
-    from fedcore.decoding import decoder
+    from benchmarks.curves import decode_curves
 
     newest = {path.name.split("-")[1]: path for path in sorted(RESULTS.glob("curves-*.json"))}
-    return [decoder(Curves).decode(path.read_bytes()) for path in newest.values()]
+    return [decode_curves(path.read_bytes()) for path in newest.values()]
 
 
 def of_family(result: Curves, family: str) -> list[Curve]:

@@ -14,11 +14,12 @@ from types import ModuleType
 import torch
 from torch import fx
 
-from export.capture import Captured, quiet
+from export.capture import Captured
 from export.errors import ExportError, UnsupportedOperator
 from export.executorch.forms import FORMS
 from export.executorch.simplify import simplify
 from export.layers import layer_of
+from export.quiet import quiet
 
 EXPORTER = "executorch 1.4.1"
 TABLE = FORMS

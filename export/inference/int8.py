@@ -11,10 +11,10 @@ import onnx
 from numpy.typing import NDArray
 
 from device_runtime.backends.onnxruntime import module_of
-from export.capture import quiet
 from export.errors import UnsupportedOperator
 from export.inference.onnx_model import all_nodes
 from export.inference.trained import OutputsByName
+from export.quiet import quiet
 from fedcore.plan import Field
 
 

@@ -9,7 +9,7 @@ import onnx
 from numpy.typing import NDArray
 from onnx import numpy_helper
 
-from export.onnx.graph import bodies_of
+from export.graph_bodies import bodies_of
 from fedcore.params import Float32, Frozen, ParamSchema
 from fedcore.plan import EXAMPLE, FROZEN, PARAMS
 

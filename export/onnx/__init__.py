@@ -16,8 +16,9 @@ from torch._higher_order_ops.scan import scan_op
 
 from export.capture import Captured, Port, vector_ports
 from export.errors import UnsupportedOperator
+from export.graph_bodies import bodies_of
 from export.layers import layer_of
-from export.onnx.graph import ONNX_TYPES, GraphBuilder, bodies_of, undivided, value_info
+from export.onnx.graph import ONNX_TYPES, GraphBuilder, undivided, value_info
 from export.onnx.loops import scan, scan_steps
 from export.onnx.rules import TABLE
 from fedcore.plan import CARRY, METRICS

@@ -16,12 +16,7 @@ from onnx import TensorProto, helper, numpy_helper
 from torch import fx
 
 from export.errors import UnsupportedOperator
-
-
-def bodies_of(node: onnx.NodeProto) -> list[onnx.GraphProto]:
-    """The graph inside a node, if there is one."""
-    return [attribute.g for attribute in node.attribute if attribute.HasField("g")]
-
+from export.graph_bodies import bodies_of
 
 ONNX_TYPES = {
     torch.float32: TensorProto.FLOAT,

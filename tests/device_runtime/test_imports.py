@@ -6,7 +6,7 @@ MODULES = (
     "runner",
     "protocol.transport",
     "state.cache",
-    "state.identity",
+    "state.folder",
     "examples",
     "device",
     "permission.guard",

@@ -278,7 +278,7 @@ def test_a_file_with_a_member_that_devices_do_not_know_is_refused():
 
 
 @pytest.mark.parametrize(("normalizer", "contents"), [("Lowercase", ("The", "the")), ("NFC", ("e\u0301", "\xe9"))])
-def test_added_tokens_that_are_one_in_a_normal_form_are_refused_in_both_languages(normalizer, contents):
+def test_added_tokens_of_one_normal_form_are_refused_in_both_languages(normalizer, contents):
     said = {"normalizer": {"type": normalizer}}
     alike, apart = (
         SMALL | pairs([]) | said | added(*({"content": one, "normalized": is_normalized} for one in contents))

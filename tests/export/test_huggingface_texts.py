@@ -160,7 +160,7 @@ def test_each_of_many_added_tokens_is_compared(said, message, tmp_path, monkeypa
         load(folder, tokens=12)
 
 
-def test_words_that_transformers_would_merge_otherwise_are_named_though_no_tried_text_has_them(tmp_path, monkeypatch):
+def test_words_that_transformers_merges_otherwise_need_no_text(tmp_path, monkeypatch):
     folder, file = folder_of("Llama", tmp_path, monkeypatch), copy.deepcopy(FILES["gpt2"])
     file["model"] |= {"ignore_merges": True}
     with_tokenizer(folder, file)

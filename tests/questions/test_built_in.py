@@ -141,7 +141,7 @@ def test_quantiles_of_few_whole_values_are_values(users):
 
 
 @pytest.mark.parametrize("secure", [False, True])
-def test_least_and_greatest_values_and_quantiles_are_those_of_enough_devices(secure):
+def test_least_greatest_and_quantiles_are_those_of_enough_devices(secure):
     shards = [{"y": np.full(3, label, np.uint8)} for label in (0, 1, 1, 1, 2, 2, 4)]
     users = Population.of(list("abcdefg"), shards, 5)
     quantiles = BuiltIn("quantiles", ("y",), most_rows=3 if secure else None)
