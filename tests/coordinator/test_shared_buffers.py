@@ -8,7 +8,7 @@ import pytest
 from coordinator.commands import CountReport
 from coordinator.errors import ConflictingReport, NoLongerNeeded, TooStale, UnexpectedEvent
 from coordinator.rules.buffers import open_buffer, step
-from coordinator.rules.rounds import Abandon, Configured, Lost, Reported, RoundPolicy, Told
+from coordinator.rules.rounds import Abandon, Configured, Lost, Reported, ReportsElsewhere, RoundPolicy
 from coordinator.rules.states import AssignmentState, RoundState, TaskState
 from coordinator.rules.task_settings import Buffered
 from tests.coordinator.bundles import START, make_bundle, make_plan
@@ -54,15 +54,15 @@ def hand_over(group):
 
 
 def test_told_reports_count_by_their_staleness_also_beyond_the_goal():
-    full = _after(open_buffer(POLICY, taken_over=3), Configured(1), Reported(2), Told((0, 2)))
+    full = _after(open_buffer(POLICY, taken_over=3), Configured(1), Reported(2), ReportsElsewhere((0, 2)))
     assert (full.state, full.reported, full.staleness) == (RoundState.AGGREGATING, 3, (1, 0, 2))
-    assert _after(full, Told((1,))).staleness == (1, 1, 2)
+    assert _after(full, ReportsElsewhere((1,))).staleness == (1, 1, 2)
     with pytest.raises(UnexpectedEvent):
-        _after(full, Told((1, 1)))
+        _after(full, ReportsElsewhere((1, 1)))
 
 
 def test_buffer_that_lost_a_part_hands_its_devices_on():
-    open_ = _after(open_buffer(POLICY, taken_over=2), Configured(2), Told((0,)), Lost(1))
+    open_ = _after(open_buffer(POLICY, taken_over=2), Configured(2), ReportsElsewhere((0,)), Lost(1))
     ended = _after(open_, Abandon("replica-lost", handed_on=1))
     assert (ended.state, ended.reported, ended.handed_on, ended.outstanding) == (RoundState.ABANDONED, 2, 1, 0)
     with pytest.raises(UnexpectedEvent):

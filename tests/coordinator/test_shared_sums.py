@@ -18,7 +18,7 @@ from coordinator.rules.replicas import (
     may_share,
     round_in,
 )
-from coordinator.rules.rounds import Configured, RoundPolicy, Told, Waiting, open_round, step
+from coordinator.rules.rounds import Configured, ReportsElsewhere, RoundPolicy, Waiting, open_round, step
 from coordinator.rules.states import RoundState
 from coordinator.rules.task_settings import Buffered, ClearReports, Secagg, TaskSettings
 from fedcore.codecs.codec import RoundKey
@@ -267,9 +267,9 @@ def test_message_that_is_cut_off_is_refused(group, cut):
 def test_told_reports_count_also_once_the_round_takes_none():
     policy = RoundPolicy(goal=2, minimum=1, over_selection=2.0, selection_timeout_s=9.0, reporting_deadline_s=9.0)
     reporting = step(*_configured(policy), 0.0)[0]
-    late = step(step(reporting, Told((0,)), 1.0)[0], Told(()), 99.0)[0]
+    late = step(step(reporting, ReportsElsewhere((0,)), 1.0)[0], ReportsElsewhere(()), 99.0)[0]
     assert (late.state, late.reported, late.expired) == (RoundState.AGGREGATING, 1, 3)
-    told = step(late, Told((0, 0)), 100.0)[0]
+    told = step(late, ReportsElsewhere((0, 0)), 100.0)[0]
     assert (told.state, told.reported, told.expired, told.outstanding) == (RoundState.AGGREGATING, 3, 1, 0)
 
 
