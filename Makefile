@@ -28,10 +28,10 @@ demo: $(DEMO) ## train on handwritten digits: a real coordinator, emulated devic
 
 test: $(INSTALLED) ## run the tests, without those that take long
 	@$(if $(ARGS),,if $(NODE_IS_NEW); then $(MAKE) --no-print-directory js; else echo 'skipped: make js, which needs Node 22.18 or newer'; fi)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 --dist worksteal $(ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 --dist worksteal $(EVERY) $(ARGS)
 
-test-all: ## run all tests, for hours
-	$(MAKE) test ARGS="-m '' $(or $(ARGS),tests)"
+test-all: EVERY := -m ''
+test-all: test ## run all tests, the ones marked `long` too
 
 js: $(JS)/node_modules/.package-lock.json ## check and test the device runtime in TypeScript, with Node 22.18 or newer
 	cd $(JS) && npm run --silent check && npm test --silent
