@@ -186,6 +186,7 @@ def test_stop_waits_for_uploads_in_progress_and_logs_text(store, register, tmp_p
         url = f"/v1/assignments/{one.assignment}/report"
         upload = pool.submit(devices.put, url, content=slowly(), headers=headers, auth=devices.devices["a"])
         while samples(admin)["muster_requests_in_progress"] < 1:
+            assert not upload.done(), upload.result()
             time.sleep(0.005)
         assert admin.get("/readyz").status_code == 200
         child.send_signal(signal.SIGTERM)

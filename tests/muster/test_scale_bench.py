@@ -24,7 +24,9 @@ def test_replicas_are_measured_by_the_check_ins_that_they_answer(coordinators, m
     assert -found["alone_us"] / 100 < found["heard_us"] < found["alone_us"] / 5
     assert found["driver_us"] == pytest.approx(found["heard_us"] + found["heard_ms"] * 1e-3 * found["follower_us"] / 2)
     assert found["reports"]["reports"] >= 20
-    assert 0 < found["reports"]["report_driver_us"] < 2 * found["reports"]["report_alone_us"]
+    # What the driver takes at rest is taken off, and 20 reports cost it less than that varies.
+    alone_us = found["reports"]["report_alone_us"]
+    assert -alone_us / 10 < found["reports"]["report_driver_us"] < 2 * alone_us
     assert found["reports"]["report_ratio"] < 4
     assert {"checkin_ratio", "checkin_driver_share"} < set(found["targets"])
     assert {"check-ins: pair 1 of 1", "reports: pair 1 of 1"} < set(said)
