@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 import shutil
 import threading
@@ -12,6 +13,7 @@ import pytest
 import sqlalchemy
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
+from sqlalchemy.schema import CreateTable
 
 from coordinator.errors import MissingStore, StoreConflict, UnsupportedDatabase, WrongRevision
 from coordinator.rules.states import TaskState
@@ -26,6 +28,8 @@ from tools.pages import made
 pytestmark = pytest.mark.every_engine
 
 PASSWORD = "hunter2"
+FIRST = "a20b883c763967e0"
+"""Digest of the tables of the first revision."""
 NEXT = """
 import sqlalchemy as sa
 from alembic import op
@@ -142,6 +146,13 @@ def test_new_database_is_made_at_head_with_exactly_the_tables_of_the_code(empty)
     with connected(empty) as connection:
         assert compare_metadata(MigrationContext.configure(connection), METADATA) == []
         assert connection.scalar(sqlalchemy.text("SELECT version_num FROM alembic_version")) == HEAD
+
+
+def test_first_tables_stay_as_a_release_has_them():
+    made = "".join(str(CreateTable(table)) for table in METADATA.sorted_tables)
+    assert hashlib.sha256(made.encode()).hexdigest()[:16] == FIRST, (
+        "tables.py changed. Before the first release, put the new digest here; after it, see r0001_initial.py"
+    )
 
 
 def test_change_of_tables_without_a_revision_is_said_with_its_operations():
