@@ -84,10 +84,10 @@ class Replays:
         """Begin to answer."""
         self._began, self._began_steady = now, steady
 
-    def demand_new(self, signature: Signature, known_since: float, now: float, steady: float) -> None:
-        """Raise ReplayedSignature, StaleSignature when an earlier process may have accepted it, or as `check_time`.
+    def demand_new(self, signature: Signature, known_since: float, now: float, steady: float) -> bytes:
+        """What to `remember` of a new signature, whose key was enrolled at `known_since`.
 
-        `known_since` is when its key was enrolled. The signature is not remembered yet.
+        Raises ReplayedSignature, StaleSignature when an earlier process may have accepted it, or as `check_time`.
         """
         signature.check_time(now)  # again: time may have passed since, and then it may be forgotten now
         self._sweep(now)
@@ -95,14 +95,16 @@ class Replays:
         if signature.created < first:
             wait_s = max(0.0, math.ceil(first) - now)
             raise StaleSignature("the coordinator has restarted since this was signed; sign it again", wait_s)
-        if _key(signature) in self._seen.get(signature.created, ()):
+        kept = hashlib.sha256(f"{signature.keyid} {signature.nonce}".encode()).digest()[:_KEY_BYTES]
+        if kept in self._seen.get(signature.created, ()):
             raise ReplayedSignature("a request with this nonce came before; sign every request anew")
+        return kept
 
-    def remember(self, signature: Signature) -> None:
-        """Accept a new signature, once. Raises Unavailable when no more can be remembered."""
+    def remember(self, created: int, kept: bytes) -> None:
+        """Accept what `demand_new` gave for a signature made at `created`. Raises Unavailable when no more fit."""
         if self._count >= self._limit:
             raise Unavailable("too many requests came within five minutes; come back later")
-        self._seen.setdefault(signature.created, set()).add(_key(signature))
+        self._seen.setdefault(created, set()).add(kept)
         self._count += 1
 
     def _first(self, signature: Signature, known_since: float, now: float, steady: float) -> float:
@@ -129,11 +131,6 @@ class Replays:
 
 def _span(signature: Signature) -> int:
     return signature.created // WINDOW_S
-
-
-def _key(signature: Signature) -> bytes:
-    """The part of a signature that is remembered."""
-    return hashlib.sha256(f"{signature.keyid} {signature.nonce}".encode()).digest()[:_KEY_BYTES]
 
 
 KEYS = 1 << 16
@@ -175,8 +172,8 @@ class Authenticator:
         signer = signer_of(signature, about, key)
         if signature.keyid in self._revoked:
             raise DeviceRevoked
-        self._replays.demand_new(signature, since, time.time(), time.monotonic())
-        self._admit(signature)
+        kept = self._replays.demand_new(signature, since, time.time(), time.monotonic())
+        self._admit(signature, kept)
         request.scope[_SIGNED] = signer
 
     async def new_device(self, request: Request) -> None:
@@ -187,11 +184,11 @@ class Authenticator:
         signature, about = self._read(request)
         request.scope[_SIGNED] = signer_of(signature, about, named_key(signature))
 
-    def _admit(self, signature: Signature) -> None:
+    def _admit(self, signature: Signature, kept: bytes) -> None:
         """Count a device's own request; replays by others do not count against it."""
         try:
             admit(self._limit, signature.keyid)
-            self._replays.remember(signature)
+            self._replays.remember(signature.created, kept)
         except (TooManyRequests, Unavailable) as refusal:
             self._metrics.shed.labels("device" if isinstance(refusal, TooManyRequests) else "signatures").inc()
             raise

@@ -78,12 +78,13 @@ class Router:
                 if self._shared is not None:
                     await self._shared.aclose()
             return
-        take, forwarded = _FROM_REPLICAS.get(scope["path"]), self.is_forwarded(scope)
+        take, proof = _FROM_REPLICAS.get(scope["path"]), header_of(scope, FORWARDED)
+        forwarded = proof is not None and self._proves(proof, scope)
         if take is not None and forwarded:
             await answer_replica(self._service, take, scope, receive, send)
         elif forwarded or scope["path"] in _HEALTH:
             await self._app(scope, receive, send)
-        elif header_of(scope, FORWARDED) is not None:
+        elif proof is not None:
             # Forged, or made with a key that is being succeeded right now: then the next try succeeds.
             await self._refuse(Unavailable("Muster-Forwarded is for replicas that have this one's key"), scope, send)
         elif not self._answers_devices:
@@ -114,7 +115,10 @@ class Router:
     def is_forwarded(self, scope: Scope) -> bool:
         """Whether another replica forwarded a request to this one, with a good proof."""
         proof = header_of(scope, FORWARDED)
-        return proof is not None and hmac.compare_digest(proof, self._proof(scope, self._membership.id))
+        return proof is not None and self._proves(proof, scope)
+
+    def _proves(self, proof: bytes, scope: Scope) -> bool:
+        return hmac.compare_digest(proof, self._proof(scope, self._membership.id))
 
     async def _other_replica(self, path: str) -> tuple[str, str] | None:
         """Id and URL of the replica that must answer; None for this one, or when the other one is gone."""

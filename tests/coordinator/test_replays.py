@@ -23,8 +23,7 @@ def signature(created=NOW, nonce="n", keyid="d", lasts=WINDOW_S):
 def take(replays, one, now=NOW, since=ALWAYS, steady=None):
     """Take a signature, on a clock that nobody set unless the steady one says something else."""
     one.check_time(now)
-    replays.demand_new(one, since, now, now if steady is None else steady)
-    replays.remember(one)
+    replays.remember(one.created, replays.demand_new(one, since, now, now if steady is None else steady))
 
 
 @pytest.mark.parametrize("created", [NOW - WINDOW_S + 1, NOW - 10, NOW, NOW + 1])

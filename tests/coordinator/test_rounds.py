@@ -325,7 +325,7 @@ class RoundMachine(RuleBasedStateMachine):
 
     @invariant()
     def reporting_ends_with_whoever_is_needed_and_no_later(self):
-        # Of devices that run out of time before the others do, only a masked round's aggregation tells, which then ends it.
+        # Only a masked round's aggregation says of some devices that their time is up, and it then ends the round.
         if self.is_in(RoundState.REPORTING) and not self.round.expired:
             assert self.round.reported < self.policy.goal
             assert self.round.attainable >= self.policy.minimum or self.now < self.round.short_until < math.inf

@@ -222,8 +222,8 @@ class CheckIns:
             followed = self.followed.get(command.population)
             rejected = None if followed is None else followed.turn_away(command, now)
             return rejected and self._counted(command, rejected)
-        outcome = self._early(command, now) or self._offers(snapshot, command, now)
-        return self._counted(command, outcome) if isinstance(outcome, Rejected) else None
+        offers = self._offers(snapshot, command, now)
+        return self._counted(command, offers) if isinstance(offers, Rejected) else None
 
     def check_in(self, command: CheckInDevice, now: float) -> CheckInAnswer:
         """Start a session, or say why not.
@@ -236,10 +236,7 @@ class CheckIns:
             raise UnknownPopulation(f"no population is called {command.population!r}")
         if command.population not in self._known.driven:
             raise Unavailable("this coordinator does not drive the population yet, or no longer; ask again")
-        rejected = self._early(command, now)
-        if rejected is None and self.closed:
-            rejected = self._rejected(command, "shutting-down", now)
-        offers = rejected or self._offers(self._known, command, now)
+        offers = self._shutting_down(command, now) if self.closed else self._offers(self._known, command, now)
         if isinstance(offers, Rejected):
             return self._counted(command, offers)
         self.arrivals.accepted(command.population, now)
@@ -256,17 +253,16 @@ class CheckIns:
             self._sessions.reject(older, Rejected("superseded", retry))
         return Accepted(session, tuple(task.offer for task in offers), retry)
 
-    def _early(self, command: CheckInDevice, now: float) -> Rejected | None:
-        """The answer to a device that was told to stay away for longer: what is left of that."""
+    def _shutting_down(self, command: CheckInDevice, now: float) -> Rejected:
         left = self._steering.early(command, now)
-        return None if left is None else Rejected("too-early", *left)
+        return self._rejected(command, "shutting-down", now) if left is None else Rejected("too-early", *left)
 
     def _counted(self, command: CheckInDevice, rejected: Rejected) -> Rejected:
         self._session_counts.count(command.population, "", [f"rejected: {rejected.reason}"])
         return rejected
 
     def _offers(self, snapshot: _Snapshot, command: CheckInDevice, now: float) -> list[LoadedTask] | Rejected:
-        """The tasks that a device may wait for, at least one; or why there is none.
+        """The tasks that a device may wait for, at least one; or why there is none, or that it comes too early.
 
         An accepted device comes here twice, since tasks may have changed while its command was queued. It is judged
         once: `Eligibility` keeps the result.
@@ -276,15 +272,21 @@ class CheckIns:
         obstacles = {task.id: command.eligibility.obstacle(task.id, task.needs) for task in active}
         fitting = [task for task in active if not obstacles[task.id]]
         if not fitting:
+            early, told = self._steering.turned_away(command, now)
+            if early:
+                return Rejected("too-early", *told)
             self.arrivals.rejected(obstacles, now)
             reason, formats = unfit({task.id: task.needs for task in active}, obstacles)
-            return Rejected(reason, *self._steering.idle(command, now), formats)
+            return Rejected(reason, *told, formats)
+        left = self._steering.early(command, now)
+        if left is not None:
+            return Rejected("too-early", *left)
         offered = [task for task in fitting if not self._participation.is_resting(task.id, device, now)]
         if offered:
             return offered
         self.arrivals.rejected({task: obstacle or "resting" for task, obstacle in obstacles.items()}, now)
-        left = [self._participation.remaining(task.id, device, now) for task in fitting]
-        return Rejected("resting", *self._steering.rested(command, *min(left), now))
+        rests = [self._participation.remaining(task.id, device, now) for task in fitting]
+        return Rejected("resting", *self._steering.rested(command, *min(rests), now))
 
     def wait(self, command: AwaitAssignment, answer: Future[Any], now: float) -> None:
         """Park `answer` until there is one. Raises UnknownSession or ForeignSession."""

@@ -230,6 +230,16 @@ class Steering:
             pace, window_ = idle_window(state.pace, self.bounds)
             return self._expect(visit, window_, now, state, pace) if counts else Told(window_)
 
+    def turned_away(self, visit: Visit, now: float) -> tuple[bool, Told]:
+        """Whether a device that no round can use comes early; and its window, a new one unless it does."""
+        with self._lock:
+            left = self._returns.left(visit, now)
+            if left is not None:
+                return True, bounded(left, self.bounds)
+            state = self._at(visit.population, now, 1.0)
+            pace, window_ = idle_window(state.pace, self.bounds)
+            return False, self._expect(visit, window_, now, state, pace)
+
     def rested(self, visit: Visit, rest_s: float, rounds: int, now: float) -> Told:
         """The window for a device that is sent away because it rests, for `rest_s` and `rounds`. It takes no place."""
         with self._lock:
