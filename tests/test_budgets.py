@@ -36,6 +36,9 @@ def test_every_budget_is_counted_as_it_says():
     found = budgets({
         "a.py": source,
         "b.py": b"def one():\n    import a\n",
+        "p/__init__.py": b"import q\n",
+        "p/r.py": b"",
+        "q.py": b"import p.r\n",
         "c/d.ts": b"let e;\n",
         "c/f.ts": b"// written by tools/f.py\n",
         "c/tests/g.ts": b"let h;\n",
@@ -45,15 +48,15 @@ def test_every_budget_is_counted_as_it_says():
         "docs/decisions/README.md": b"# L\n",
     })  # fmt: skip
     assert found == {
-        "product lines": 33,
-        "product lines by folder": {"a.py": 30, "b.py": 2, "device_runtime/js": 1},
-        "Python files outside tests": 3,
-        "import lines, %": round(500 / 33, 2),
+        "product lines": 35,
+        "product lines by folder": {"a.py": 30, "b.py": 2, "device_runtime/js": 1, "p": 1, "q.py": 1},
+        "Python files outside tests": 6,
+        "import lines, %": round(700 / 35, 2),
         "test lines": 1,
         "words": 6,
         "decisions": 1,
-        "circles": 1,
-        "files in circles": ["a b"],
+        "circles": 2,
+        "files in circles": ["a b", "p q"],
         "functions over 25 lines, %": 50.0,
     }
 

@@ -62,8 +62,11 @@ def sizes_of_functions(tree):
     return [node.end_lineno - node.lineno + 1 for node in functions]
 
 
-def imported(tree, modules):
-    """The names among `modules` that this tree imports, inside functions too."""
+def imported(tree, name, modules):
+    """The names among `modules` that a module imports, inside functions too, with the packages that hold them.
+
+    Not those that hold it itself: they are under way when it is loaded.
+    """
     found = set()
     for node in imports(tree):
         if isinstance(node, ast.Import):
@@ -71,7 +74,13 @@ def imported(tree, modules):
         else:
             deep = {one.name: f"{node.module}.{one.name}" for one in node.names}
             found |= {name if name in modules else node.module for name in deep.values()}
+    found |= {parent for one in found & modules for parent in packages(one)} - packages(name)
     return found & modules
+
+
+def packages(name):
+    """The packages that hold a module."""
+    return set(itertools.accumulate(name.split(".")[:-1], "{}.{}".format))
 
 
 def circles(edges):
@@ -101,7 +110,7 @@ def budgets(files):
             product["device_runtime/js" if path.endswith(".ts") else path.split("/")[0]] += source.count(b"\n")
     names = {path.removesuffix(".py").replace("/", ".").removesuffix(".__init__"): path for path in python}
     ours = {name for name, path in names.items() if is_product(path, python[path])}
-    edges = {name: imported(trees[names[name]], ours) - {name} for name in sorted(ours)}
+    edges = {name: imported(trees[names[name]], name, ours) - {name} for name in sorted(ours)}
     sizes = list(itertools.chain(*(sizes_of_functions(trees[names[name]]) for name in ours)))
     found = circles(edges)
     python_lines = sum(source.count(b"\n") for source in python.values())

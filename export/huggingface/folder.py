@@ -34,8 +34,8 @@ from export.huggingface.modules import (
 )
 from export.huggingface.weights import check_folder, check_given
 from export.model import ModelSpec, PerExample, accuracy, cross_entropy
-from export.models.tasks import cross_entropy_of_labels, f1_of_labels, labels_right, mean_where, of_tokens
 from export.quiet import quiet
+from export.tasks import cross_entropy_of_labels, f1_of_labels, labels_right, mean_where, of_tokens
 from fedcore.plan import IGNORED, BlobRef, Field, Tokenizer
 from fedcore.validation import offered
 

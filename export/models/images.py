@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from export.model import ModelSpec
-from export.models.tasks import classifier, image_axes
+from export.tasks import classifier, image_axes
 from fedcore.plan import Field
 
 

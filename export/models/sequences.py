@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from export.model import ModelSpec
-from export.models.tasks import next_token
+from export.tasks import next_token
 
 CHARACTER_EMBEDDING, CHARACTER_HIDDEN, CHARACTER_LAYERS = 8, 256, 2
 

@@ -9,7 +9,7 @@ from device_runtime.errors import ExampleRefused
 from device_runtime.examples import Collection, ExampleStore
 from export.build import export_bundle
 from export.model import Model, ModelSpec
-from export.models.tasks import cross_entropy_of_labels, f1_of_labels, labels_right, of_tokens
+from export.tasks import cross_entropy_of_labels, f1_of_labels, labels_right, of_tokens
 from fedcore.algorithms import create
 from fedcore.errors import PlanError
 from fedcore.plan import IGNORED, Field, Plan
