@@ -219,7 +219,7 @@ def load(folder: str | Path, **settings: Any) -> ModelSpec:
 
 def spec_of(pretrained: Pretrained) -> ModelSpec:
     """The model as a ModelSpec. Raises InvalidModel."""
-    config = _config(pretrained)
+    config = config_of(pretrained)
     vocabulary = int(config.vocab_size)
     _check_length(pretrained, getattr(config, "max_position_embeddings", None))
     found = weights.read(Path(pretrained.folder), vocabulary, pretrained.tokens)
@@ -315,7 +315,7 @@ def unadapted(pretrained: Pretrained) -> Any:
 
 def _loaded(pretrained: Pretrained) -> tuple[Any, frozenset[str]]:
     """The model, and the names of those tensors of its head that were drawn."""
-    transformers, config = _transformers(), _config(pretrained)
+    transformers, config = _transformers(), config_of(pretrained)
     config.use_cache = False
     if pretrained.kind.has_head:
         config.num_labels = pretrained.classes
@@ -345,7 +345,8 @@ def _loaded(pretrained: Pretrained) -> tuple[Any, frozenset[str]]:
     return model, drawn
 
 
-def _config(pretrained: Pretrained) -> Any:
+def config_of(pretrained: Pretrained) -> Any:
+    """What a folder's config.json says. Raises InvalidModel."""
     if not (Path(pretrained.folder) / "config.json").is_file():
         raise InvalidModel(
             f"{pretrained.folder} has no config.json; give the folder of a model of Hugging Face's transformers, as "

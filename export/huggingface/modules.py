@@ -311,11 +311,11 @@ def check_masks(folder: str, text: Text, tokens: int, is_next: bool) -> None:
         for each, length in ((ending, half), (ids, half), (ids, 2)):
             padded = each.clone()
             padded[:, length:] = padding.ids[0]
-            if not _alike(text(padded), text(each[:, :length])):
+            if not alike(text(padded), text(each[:, :length])):
                 raise InvalidModel(
                     f"{folder}: padding changes what {kind} makes of a text, so short ones cannot be filled"
                 )
-        if is_next and not _alike(text(ids), text(other), half):
+        if is_next and not alike(text(ids), text(other), half):
             raise InvalidModel(
                 f"{folder}: {kind} looks at tokens that follow, so it has seen what it is to tell; causal-lm needs a "
                 "decoder"
@@ -325,7 +325,7 @@ def check_masks(folder: str, text: Text, tokens: int, is_next: bool) -> None:
             raise InvalidModel(f"{folder}: {kind} changes its weight {name} when it runs, so it is not the folder's")
 
 
-def _alike(a: Tensor, b: Tensor, places: int | None = None) -> bool:
+def alike(a: Tensor, b: Tensor, places: int | None = None) -> bool:
     """Whether outputs are the same but for rounding, of tokens at those places that both have, or at the first ones."""
     if a.ndim == 3:
         a, b = (one[:, : places or min(a.shape[1], b.shape[1])] for one in (a, b))

@@ -14,7 +14,8 @@ from torch import Tensor, nn
 
 from export.errors import InvalidModel
 from export.few_bits import DOWN, EXACT, UP, scale_of
-from export.huggingface.folder import Pretrained, spec_of
+from export.huggingface.folder import Pretrained, config_of, spec_of
+from export.huggingface.modules import alike
 from export.model import Model
 from fedcore.params import Float32, Frozen, ParamSchema
 
@@ -66,11 +67,12 @@ def write_adapters(pretrained: Pretrained, values: Values, folder: Path) -> None
 def write_merged(pretrained: Pretrained, values: Values, folder: Path) -> None:
     """Write the whole model with its adapters added to its weights, which `from_pretrained` of transformers reads.
 
-    Arguments and errors: as `write_adapters`.
+    Arguments and errors: as `write_adapters`; and for layers with one weight, to which each would add its own adapters.
     """
     model = _trained(pretrained, values)
-    _make(folder)
+    ids = torch.arange(pretrained.tokens)[None] % model.config.vocab_size
     with torch.no_grad():
+        adapted: Tensor = model(ids)[0]
         for layer in _adapted(model).values():
             down, up = (layer.get_submodule(name).get_parameter("weight") for name in (DOWN, UP))
             product = scale_of(layer) * (up @ down)
@@ -78,6 +80,13 @@ def write_merged(pretrained: Pretrained, values: Values, folder: Path) -> None:
             delattr(layer, DOWN)
             delattr(layer, UP)
             layer._forward_hooks.clear()
+        if not alike(model(ids)[0], adapted):
+            raise InvalidModel(
+                f"{pretrained.folder}: weights cannot hold what its adapters do, as when layers share one; write the "
+                "adapters: --to peft"
+            )
+    model.config.use_cache = getattr(config_of(pretrained), "use_cache", False)  # which training does without
+    _make(folder)
     model.save_pretrained(folder, safe_serialization=True)
 
 

@@ -11,7 +11,7 @@ from export.errors import InvalidModel
 from export.huggingface.folder import Pretrained, load, spec_of
 from export.huggingface.written import Values, write_adapters, write_merged
 from export.model import Model
-from tests.export.test_huggingface import CLASSIFIES, CONTINUES, EMBEDS, FAMILIES, OF_TOKENS, SEVERAL, WORDS
+from tests.export.test_huggingface import CLASSIFIES, CONTINUES, EMBEDS, FAMILIES, OF_TOKENS, SEVERAL, SIZES, WORDS
 
 TASKS = (CLASSIFIES, SEVERAL, OF_TOKENS, EMBEDS)
 
@@ -161,6 +161,22 @@ def test_a_language_model_takes_no_folder_of_another_task(tmp_path):
         module_of(folder, CONTINUES)
 
 
+def test_adapters_of_layers_with_one_weight_are_not_merged_into_it(tmp_path):
+    import transformers
+
+    sizes = {name: SIZES[name] for name in ("vocab_size", "hidden_size", "intermediate_size", "num_attention_heads")}
+    mamba = {"mamba_d_state": 4, "mamba_headdim": 16, "n_mamba_heads": 2, "mamba_ngroups": 1, "num_mem_blocks": 1}
+    kinds = {"num_hidden_layers": 2, "layers_block_type": ["hybrid", "hybrid"], "initializer_range": 0.3}
+    config = transformers.Zamba2Config(**sizes, **mamba, **kinds)
+    transformers.AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path / "model")
+    given = Pretrained(str(tmp_path / "model"), CONTINUES, tokens=8, layers=("v_proj",))
+    model = Model(spec_of(given))
+    values = Values(model.schema, model.initial + 1, model.frozen_vectors)
+    with pytest.raises(InvalidModel, match="weights cannot hold what its adapters do, as when layers share one; write"):
+        write_merged(given, values, tmp_path / "merged")
+    assert not (tmp_path / "merged").exists()
+
+
 def test_a_merged_folder_says_its_task_and_no_padding_that_it_lacks(tmp_path):
     folder, _ = folder_of(tmp_path / "model", "Llama", "AutoModelForSequenceClassification", num_labels=1)
     configured(folder, problem_type="regression", pad_token_id=None)
@@ -170,6 +186,7 @@ def test_a_merged_folder_says_its_task_and_no_padding_that_it_lacks(tmp_path):
     written = json.loads((tmp_path / "merged" / "config.json").read_text())
     assert written["problem_type"] == "single_label_classification"
     assert written.get("pad_token_id") is None
+    assert written["use_cache"]
 
 
 def quantised(folder):
