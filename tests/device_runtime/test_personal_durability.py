@@ -1,15 +1,23 @@
 """A process that is killed while a model becomes personal has the released model or a whole personal one."""
 
+import base64
+import json
 import signal
+import sqlite3
 import sys
+from contextlib import closing
 from dataclasses import replace
 
+import numpy as np
 import pytest
+from msgspec import structs
 
 from device_runtime.models.model import Model
 from device_runtime.state.journal import read_journal
+from fedcore import checkpoint
 from tests.device_runtime import linear
-from tests.device_runtime.personal import answers, away, local_steps, owning, taken, trainable
+from tests.device_runtime.opened import InNode, X
+from tests.device_runtime.personal import LINE, answers, away, local_steps, owning, taken, trainable
 from tests.device_runtime.released import NAME, POLICY
 from tests.forked import DEVICE, forked
 
@@ -135,3 +143,54 @@ Sandbox.train = lambda *arguments: os.kill(os.getpid(), signal.SIGKILL)
     entry = read_journal(owned.state)[-1]
     assert (entry.outcome, entry.task) == ("interrupted", "model keyboard")
     assert opened(replace(owned)) == (False, linear.PARAMS.tolist())
+
+
+def test_a_device_in_node_killed_at_any_write_is_released_or_personal(coordinator, owned, tmp_path):
+    with InNode(tmp_path, coordinator.url) as node:
+        node.refresh()
+    ended, personal = 0, []
+    while ended < MOST_STEPS:
+        with InNode(tmp_path, coordinator.url, str(ended)) as node:
+            answer = node.ask("personalise")
+        with InNode(tmp_path, coordinator.url) as after:
+            found = after.ask("predict", columns=X)
+        own = found["outputs"]["output"]
+        assert found["personal"] or own == linear.PARAMS.tolist()
+        personal += [own] if found["personal"] else []
+        if answer is not None:
+            break
+        ended += 1
+    assert (3 <= ended < MOST_STEPS, answer["kept"]) == (True, True)
+    assert all(own == personal[-1] for own in personal)
+
+
+@pytest.mark.parametrize(
+    "kept",
+    [
+        "{",
+        "{}",
+        '{"signed": SIGNED}',
+        '{"signed": SIGNED, "parameters": "?"}',
+        '{"signed": SIGNED, "parameters": "AAAA"}',
+        '{"signed": SIGNED, "parameters": "LONGER"}',
+        '{"signed": SIGNED, "parameters": "INFINITE"}',
+    ],
+)
+def test_a_damaged_record_of_node_leaves_the_released_model(coordinator, owned, tmp_path, kept):
+    signed = coordinator.models[NAME]
+    with InNode(tmp_path, coordinator.url) as node:
+        node.refresh()
+        node.ask("personalise")
+    with closing(sqlite3.connect(tmp_path / "node" / "state.db", isolation_level=None)) as state:
+        kept = kept.replace("SIGNED", json.dumps(structs.asdict(signed)))
+        for word, vector in (("LONGER", np.ones(4, np.float32)), ("INFINITE", np.full(3, np.inf, np.float32))):
+            kept = kept.replace(word, base64.b64encode(checkpoint.encode({"params": vector})).decode())
+        (changed,) = state.execute("UPDATE kept SET value = ? WHERE key LIKE 'personal:%' RETURNING 1", (kept,))
+    with InNode(tmp_path, coordinator.url) as node:
+        assert (changed, node.answers(), node.ask("predict", columns=X)["personal"]) == (
+            (1,),
+            linear.PARAMS.tolist(),
+            False,
+        )
+        trainable(coordinator, 2, params=LINE)
+        assert (node.refresh(), node.answers()) == ((True, 2), LINE.tolist())

@@ -14,11 +14,11 @@ from export.huggingface.folder import load
 from export.model import Model
 from fedcore.algorithms import create
 from fedcore.plan import BlobRef, Tokenizer
+from tests.device_runtime.opened import InNode
 from tests.device_runtime.personal import away, owning, taken
 from tests.device_runtime.released import NAME
 from tests.device_runtime.test_personal_of_export import offered, predicting
 from tests.device_runtime.test_texts import VECTORS, WORD_PIECE, field, tokens
-from tests.device_runtime.test_typescript_models import Node
 from tests.export.test_huggingface import FAMILIES
 from tests.export.test_huggingface_texts import folder_of
 
@@ -77,14 +77,13 @@ def test_an_app_gives_texts_and_gets_what_their_tokens_give(coordinator, config,
             np.testing.assert_array_equal(found, model.predict({"text": given})["output"])
     with OnDevice(away(owned), NAME) as offline:
         np.testing.assert_array_equal(offline.predict({"text": tuple(TEXTS)})["output"], found)
-    with Node(tmp_path, coordinator.url) as node:
+    with InNode(tmp_path, coordinator.url) as node:
         assert node.refresh() == (True, 1)
-        np.testing.assert_allclose(node.answers({"text": ["text", TEXTS]}), found.ravel(), atol=1e-5)
-        by_hand = by_tokens(TEXTS).ravel().tolist()
-        assert node.answers({"text": ["int32", by_hand]}) == node.answers({"text": ["text", TEXTS]})
+        np.testing.assert_allclose(node.answers({"text": TEXTS}), found.ravel(), atol=1e-5)
+        assert node.answers({"text": by_tokens(TEXTS)}) == node.answers({"text": TEXTS})
     calls = len(coordinator.calls)
-    with Node(tmp_path, coordinator.url) as offline:
-        np.testing.assert_allclose(offline.answers({"text": ["text", TEXTS]}), found.ravel(), atol=1e-5)
+    with InNode(tmp_path, coordinator.url) as offline:
+        np.testing.assert_allclose(offline.answers({"text": TEXTS}), found.ravel(), atol=1e-5)
     assert len(coordinator.calls) == calls
 
 
@@ -96,9 +95,9 @@ def test_apps_get_vectors_of_single_texts_in_both_runtimes(coordinator, config, 
     with taken(owning(config, mine)) as model:
         vectors = model.predict({"anchor": TEXTS})["output"]
     np.testing.assert_allclose(np.linalg.norm(vectors, axis=1), 1, rtol=1e-5)
-    with Node(tmp_path, coordinator.url) as node:
+    with InNode(tmp_path, coordinator.url) as node:
         assert node.refresh() == (True, 1)
-        np.testing.assert_allclose(node.answers({"anchor": ["text", TEXTS]}), vectors.ravel(), atol=1e-5)
+        np.testing.assert_allclose(node.answers({"anchor": TEXTS}), vectors.ravel(), atol=1e-5)
 
 
 def test_models_of_texts_become_personal_in_both_runtimes(coordinator, config, release, mine, tmp_path):
@@ -108,12 +107,12 @@ def test_models_of_texts_become_personal_in_both_runtimes(coordinator, config, r
         assert outcome.after < 0.5 * outcome.before
         found = model.predict({"text": [f"{topic}, z" for topic in TOPICS]})["output"]
         assert found.argmax(axis=1).tolist() == [0, 1]
-    with Node(tmp_path, coordinator.url) as node:
+    with InNode(tmp_path, coordinator.url) as node:
         node.refresh()
         answer = node.ask("personalise")
         assert (answer["kept"], answer["examples"], answer["leftOut"]) == (True, outcome.examples, outcome.left_out)
         np.testing.assert_allclose([answer["before"], answer["after"]], [outcome.before, outcome.after], rtol=1e-2)
-        theirs = node.answers({"text": ["text", [f"{topic}, z" for topic in TOPICS]]})
+        theirs = node.answers({"text": [f"{topic}, z" for topic in TOPICS]})
         np.testing.assert_allclose(theirs, found.ravel(), atol=1e-2)
 
 
@@ -152,6 +151,6 @@ def test_a_version_whose_tokenizer_does_not_load_is_refused_on_trial(coordinator
     offered(coordinator, params, plan, blobs | {BlobRef.of(data): data})
     with OnDevice(owning(config, mine), NAME) as one, pytest.raises(ModelRefused, match="does not load"):
         one.refresh()
-    with Node(tmp_path, coordinator.url) as node:
+    with InNode(tmp_path, coordinator.url) as node:
         answer = node.ask("refresh")
         assert "does not load" in answer["detail"]
