@@ -203,6 +203,8 @@ class Pretrained:
         for name, least in {"classes": 2, "rank": rank, "tokens": 2}.items():
             if getattr(self, name) < least:
                 raise InvalidModel(f"{self.folder}: {name} is {getattr(self, name)}; the least is {least}")
+        if not self.rank and (self.layers or self.freeze_a):
+            raise InvalidModel(f"{self.folder}: rank is 0, so there are no adapters for layers and freeze_a")
         if self.bits not in (EXACT, *BITS):
             raise InvalidModel(f"{self.folder}: weights in {self.bits} bits; there are {EXACT}, 8 and 4")
 

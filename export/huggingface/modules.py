@@ -160,8 +160,9 @@ class Sentences(Text):
 MEAN, CLS = "mean", "cls"
 """How the values of a text become one vector: their mean over what is no padding, or those of the first token."""
 MODULES = "modules.json"
-CHANGES = {"sentence_bert_config.json": "do_lower_case", "config_sentence_transformers.json": "default_prompt_name"}
-"""Settings by which sentence-transformers changes a text before anything reads it, by their file."""
+CHANGES = {"sentence_*_config.json": "do_lower_case", "config_sentence_transformers.json": "default_prompt_name"}
+"""Settings by which sentence-transformers changes a text before anything reads it, by their file, which it also calls
+sentence_roberta_config.json and the like."""
 
 
 def pooling_of(folder: Path) -> str:
@@ -200,9 +201,10 @@ def _name(type_: str) -> str:
 
 
 def _changes(folder: Path) -> Iterator[str]:
-    for file, setting in CHANGES.items():
-        if (folder / file).is_file() and json.loads((folder / file).read_bytes()).get(setting):
-            yield f"{setting} in {file}"
+    for pattern, setting in CHANGES.items():
+        for path in folder.glob(pattern):
+            if json.loads(path.read_bytes()).get(setting):
+                yield f"{setting} in {path.name}"
 
 
 @contextlib.contextmanager

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
@@ -98,6 +99,11 @@ def _trained(pretrained: Pretrained, values: Values) -> Any:
             f"{pretrained.folder} with rank {pretrained.rank} and these settings is another model than the plan's: "
             "name it as it was exported"
         )
+    for name, vector in model.frozen_vectors.items():
+        if DOWN not in name and not np.allclose(vector, values.frozen[name], 1e-5):
+            raise InvalidModel(
+                f"{pretrained.folder} has other weights than the plan's, in {name}: name the folder that was exported"
+            )
     if pretrained.bits == EXACT:
         model.freeze(values.frozen)
     else:  # the folder has exact weights, and nothing else is frozen differently but a random A

@@ -220,6 +220,7 @@ def pickled(folder):
         ("tokens=64", None, "reads 32 tokens at most, not 64"),
         ("task=poetry", None, "no task is called 'poetry'"),
         ("rank=-1", None, "rank is -1; the least is 0"),
+        ("rank=0,layers=query", None, "rank is 0, so there are no adapters for layers and freeze_a"),
         ("rank=many", None, "rank cannot be 'many'"),
         ("bits=3", None, "weights in 3 bits; there are 32, 8 and 4"),
         ("speed=3", None, "has no setting 'speed'"),

@@ -226,6 +226,19 @@ def stale(folder):
     shutil.copy(folder / "model.safetensors", folder / "model-00001-of-00001.safetensors")
 
 
+@pytest.mark.parametrize("bits", [32, 8])
+def test_adapters_are_written_for_the_folder_that_they_were_trained_on_alone(bits, tmp_path):
+    folder, _ = folder_of(tmp_path / "bert")
+    given = Pretrained(str(folder), tokens=8, bits=bits, freeze_a=True)
+    model = Model(spec_of(given), seed=3)
+    values = Values(model.schema, model.initial, model.frozen_vectors)
+    write_adapters(given, values, tmp_path / "adapters")
+    changed(folder, lambda tensors: tensors["bert.encoder.layer.1.output.dense.weight"].mul_(1.01))
+    for write in (write_adapters, write_merged):
+        with pytest.raises(InvalidModel, match=r"has other weights than the plan's, in .*encoder\.layer\.1\.output"):
+            write(given, values, tmp_path / "written")
+
+
 def whole(folder):
     name = "bert.encoder.layer.0.output.dense.weight"
     changed(folder, lambda tensors: tensors.update({name: (100 * tensors[name]).to(torch.int8)}))

@@ -142,6 +142,7 @@ def test_a_pooling_that_is_not_known_is_refused_by_name(pooling, more, words, tm
     ("file", "setting"),
     [
         ("sentence_bert_config.json", {"do_lower_case": True}),
+        ("sentence_xlm-roberta_config.json", {"do_lower_case": True}),
         ("config_sentence_transformers.json", {"prompts": {"query": "query: "}, "default_prompt_name": "query"}),
     ],
 )
