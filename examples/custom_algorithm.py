@@ -27,8 +27,7 @@ from fedcore.algorithms import create
 from fedcore.algorithms.algorithm import Algorithm, Broadcast, Carry, Gradient, Pass, Report, ServerStep, State, Vector
 from fedcore.algorithms.check import check
 from fedcore.algorithms.settings import count, positive
-from fedcore.report import Weighting
-from fedcore.schedule import Loop
+from fedcore.schedule import Loop, Weighting
 
 NAME = "custom_algorithm:FedAgree"  # module and class, as a command line would name them
 DEVICES, ROUNDS = 8, 3

@@ -28,9 +28,9 @@ from fedcore.codecs.codec import CountSketch, RoundKey
 from fedcore.errors import ReportError
 from fedcore.params import Float32, Size, VectorSpec
 from fedcore.ranges import Range
+from fedcore.schedule import Weighting
 
 Vector = TypeVar("Vector", Float32, NDArray[np.float64])
-Weighting = Literal["examples", "uniform"]
 WEIGHT = "weight"
 """The segment that holds the device's weight."""
 MOST_SEGMENTS = 64

@@ -1,4 +1,4 @@
-"""The loop of a pass on a device, and the schedule of a server over rounds, as data.
+"""The loop of a pass on a device, its weight in a mean, and the schedule of a server over rounds, as data.
 
 Source of the schedule: Charles, Garrett, Huo, Shmulyian, Smith, "On large-cohort training for federated learning",
 NeurIPS 2021. Rounds count from 1.
@@ -12,6 +12,9 @@ import msgspec
 
 from fedcore.errors import PlanError, ScheduleError
 from fedcore.validation import Count, check, checked, setting
+
+Weighting = Literal["examples", "uniform"]
+"""What a device counts for in a mean: its examples, or 1."""
 
 
 class Loop(msgspec.Struct, frozen=True, kw_only=True):

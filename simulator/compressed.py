@@ -24,7 +24,8 @@ from fedcore.codecs.compression import Compression
 from fedcore.params import Float32, ParamSchema
 from fedcore.quantisation import dequantise, quantise
 from fedcore.ranges import Range
-from fedcore.report import WEIGHT, ReportLayout, Segment, Weighting
+from fedcore.report import WEIGHT, ReportLayout, Segment
+from fedcore.schedule import Weighting
 from simulator.engines.sums import Client, RoundSums
 from simulator.engines.workers.processes import Blocks
 

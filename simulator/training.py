@@ -22,7 +22,7 @@ from fedcore.algorithms.local_training import LocalSgd
 from fedcore.decoding import decoder
 from fedcore.params import Float32
 from fedcore.plan import prefixed, unprefixed
-from fedcore.report import Weighting
+from fedcore.schedule import Weighting
 from simulator.engine import Engine, evaluate, evaluate_own
 from simulator.engines.computing import Computing, EngineName
 from simulator.engines.memory import DIVERGED, cause

@@ -24,7 +24,8 @@ from fedcore.masking import fixed_point, greatest_weight
 from fedcore.params import FLOAT_BYTES, Float32, VectorSpec
 from fedcore.plan import Plan
 from fedcore.ranges import Range
-from fedcore.report import LOSS_COUNTS, LOSSES, WEIGHT, ReportLayout, Segment, Weighting
+from fedcore.report import LOSS_COUNTS, LOSSES, WEIGHT, ReportLayout, Segment
+from fedcore.schedule import Weighting
 
 Vectors = dict[str, Float32]
 _BLOCK = 1 << 16

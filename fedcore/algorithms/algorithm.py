@@ -39,14 +39,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeAlias, TypeGuard, cast
+from typing import Any, ClassVar, Protocol, TypeAlias, TypeGuard, cast
 
 from fedcore.errors import InvalidSetting
 from fedcore.ranges import Range
-from fedcore.schedule import Loop
-
-if TYPE_CHECKING:
-    from fedcore.report import Weighting  # loads NumPy, which names and settings do not need
+from fedcore.schedule import Loop, Weighting
 
 Vector: TypeAlias = Any
 """A NumPy array, a torch tensor or a traced value: `fedcore` imports no tensor library, hence no narrower type."""

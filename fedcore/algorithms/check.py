@@ -38,7 +38,8 @@ from fedcore.algorithms.rehearsal import (
 )
 from fedcore.errors import InvalidAlgorithm
 from fedcore.ranges import Range
-from fedcore.report import WEIGHT, Weighting
+from fedcore.report import WEIGHT
+from fedcore.schedule import Weighting
 
 SIZE, DEVICES = 5, 2
 """Parameters of the model and devices of the cohort in a check: different, so that one is not taken for the other."""

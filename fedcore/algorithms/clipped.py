@@ -25,7 +25,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import e
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from fedcore.algorithms.algorithm import (
     Algorithm,
@@ -44,9 +44,7 @@ from fedcore.algorithms.algorithm import (
 from fedcore.algorithms.settings import fraction, nonnegative, positive
 from fedcore.errors import InvalidSetting
 from fedcore.release import CLIP
-
-if TYPE_CHECKING:
-    from fedcore.report import Weighting
+from fedcore.schedule import Weighting
 
 
 def indicator(comparison: Vector, like: Vector) -> Vector:

@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import isfinite
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from fedcore.algorithms.algorithm import (
     Broadcast,
@@ -35,11 +35,8 @@ from fedcore.algorithms.settings import count, text
 from fedcore.errors import InvalidSetting
 from fedcore.figures import Ranged, counts, means
 from fedcore.ranges import MOST_BITS, Range
-from fedcore.schedule import Loop
+from fedcore.schedule import Loop, Weighting
 from fedcore.validation import offered
-
-if TYPE_CHECKING:
-    from fedcore.report import Weighting
 
 AUTO = "auto"
 LOSS = "loss"

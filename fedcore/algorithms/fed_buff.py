@@ -16,14 +16,12 @@ s_i are 0, and FedBuff is FedAvg.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from fedcore.algorithms.algorithm import Report, ServerStep, State
 from fedcore.algorithms.local_training import LocalTraining
 from fedcore.algorithms.settings import choice
-
-if TYPE_CHECKING:
-    from fedcore.report import Weighting  # loads NumPy, which names and settings do not need
+from fedcore.schedule import Weighting
 
 
 @dataclass(frozen=True, slots=True)

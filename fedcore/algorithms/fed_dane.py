@@ -18,15 +18,12 @@ for full batches, the same cohort and μ = 0.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from fedcore.algorithms.algorithm import Broadcast, Carry, Gradient, State, Trip, Vector
 from fedcore.algorithms.settings import choice, count, nonnegative, positive
 from fedcore.algorithms.two_trips import begin_state, full_gradient, gather_gradient, received_gradient, train
-from fedcore.schedule import Loop
-
-if TYPE_CHECKING:
-    from fedcore.report import Weighting  # loads NumPy, which names and settings do not need
+from fedcore.schedule import Loop, Weighting
 
 
 @dataclass(frozen=True, slots=True)

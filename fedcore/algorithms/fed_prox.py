@@ -13,14 +13,12 @@ Trap: the first local step starts at x, where the term is 0; one step of FedProx
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from fedcore.algorithms.algorithm import Broadcast, Gradient, Report, ServerStep, State, Vector
 from fedcore.algorithms.local_training import LocalTraining, initial_state, server_sgd
 from fedcore.algorithms.settings import choice, fraction, nonnegative
-
-if TYPE_CHECKING:
-    from fedcore.report import Weighting  # loads NumPy, which names and settings do not need
+from fedcore.schedule import Weighting
 
 
 @dataclass(frozen=True, slots=True)

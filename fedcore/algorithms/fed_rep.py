@@ -15,16 +15,13 @@ Each pass has an optimizer state of its own. A client's first v_i is the checkpo
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from fedcore.algorithms.algorithm import Broadcast, Carry, Gradient, Pass, Vector
 from fedcore.algorithms.local_training import LocalTraining
 from fedcore.algorithms.partly_local import PartlyLocal
 from fedcore.algorithms.settings import choice, count
-from fedcore.schedule import Loop
-
-if TYPE_CHECKING:
-    from fedcore.report import Weighting  # loads NumPy, which names and settings do not need
+from fedcore.schedule import Loop, Weighting
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,15 +14,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from fedcore.algorithms.algorithm import Broadcast, Carry, Pass, Report, ServerStep, State, Vector
 from fedcore.algorithms.local_training import initial_state, server_sgd
 from fedcore.algorithms.settings import choice, count, fraction, positive
 from fedcore.algorithms.two_trips import full_gradient, mean_gradient
-
-if TYPE_CHECKING:
-    from fedcore.report import Weighting  # loads NumPy, which names and settings do not need
+from fedcore.schedule import Weighting
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,15 +22,12 @@ Trap: a larger batch takes one step of the size of one example's, so a sweep the
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from fedcore.algorithms.algorithm import Broadcast, Carry, Gradient, Pass, State, Trip, Vector
 from fedcore.algorithms.settings import choice, count, positive
 from fedcore.algorithms.two_trips import begin_state, gather_gradient, reduced_gradient, train
-from fedcore.schedule import Loop
-
-if TYPE_CHECKING:
-    from fedcore.report import Weighting  # loads NumPy, which names and settings do not need
+from fedcore.schedule import Loop, Weighting
 
 
 @dataclass(frozen=True, slots=True)

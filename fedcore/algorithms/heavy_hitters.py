@@ -31,7 +31,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from fedcore.algorithms.algorithm import Broadcast, Carry, Measure, Pass, Report, ServerStep, State, Vector
 from fedcore.algorithms.clipped import indicator
@@ -40,10 +40,7 @@ from fedcore.algorithms.settings import count, nonnegative, text, whole
 from fedcore.errors import InvalidSetting
 from fedcore.questions.prefix_tree import ANSWERED, DEAD, DEVICES, OUT_OF, PREFIXES, UNKNOWN, WORDS, PrefixTree
 from fedcore.ranges import Range
-from fedcore.schedule import Loop
-
-if TYPE_CHECKING:
-    from fedcore.report import Weighting
+from fedcore.schedule import Loop, Weighting
 
 PASS, CELL, VOTES, CELLS = "vote", "cell", "votes", "cells"
 MOST_VOTES = 1 << 14

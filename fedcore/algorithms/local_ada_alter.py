@@ -21,14 +21,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from fedcore.algorithms.algorithm import Broadcast, Carry, Gradient, Report, ServerStep, State, Vector
 from fedcore.algorithms.local_training import LocalSgd
 from fedcore.algorithms.settings import choice, positive
-
-if TYPE_CHECKING:
-    from fedcore.report import Weighting  # loads NumPy, which names and settings do not need
+from fedcore.schedule import Weighting
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,15 +17,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from fedcore.algorithms.algorithm import Broadcast, Carry, Gradient, Pass, Report, State, Vector
 from fedcore.algorithms.settings import choice, count, fraction, positive
-from fedcore.schedule import Loop
-
-if TYPE_CHECKING:
-    from fedcore.report import Weighting
-
+from fedcore.schedule import Loop, Weighting
 
 # Server SGD: the step of a server along a mean, with momentum or without.
 #

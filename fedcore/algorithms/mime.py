@@ -25,16 +25,13 @@ With "sgd", full batches and one cohort this is FedDane without its proximal ter
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from fedcore.algorithms.algorithm import Broadcast, Carry, Gradient, Report, ServerStep, State, Trip, Vector
 from fedcore.algorithms.base_optimizer import BaseOptimizer, OptimizerName
 from fedcore.algorithms.settings import choice, count, fraction, positive
 from fedcore.algorithms.two_trips import begin_state, gather_gradient, reduced_gradient, train
-from fedcore.schedule import Loop
-
-if TYPE_CHECKING:
-    from fedcore.report import Weighting  # loads NumPy, which names and settings do not need
+from fedcore.schedule import Loop, Weighting
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,16 +22,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from fedcore.algorithms.algorithm import Broadcast, Carry, Gradient, Pass, Report, ServerStep, State, Vector
 from fedcore.algorithms.base_optimizer import BaseOptimizer
 from fedcore.algorithms.settings import choice, count, fraction, positive
 from fedcore.algorithms.two_trips import full_gradient, mean_gradient
-from fedcore.schedule import Loop
-
-if TYPE_CHECKING:
-    from fedcore.report import Weighting  # loads NumPy, which names and settings do not need
+from fedcore.schedule import Loop, Weighting
 
 
 @dataclass(frozen=True, slots=True)

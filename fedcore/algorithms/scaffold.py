@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from fedcore.algorithms.algorithm import (
     Broadcast,
@@ -35,9 +35,7 @@ from fedcore.algorithms.algorithm import (
 from fedcore.algorithms.local_training import LocalSgd
 from fedcore.algorithms.settings import choice, positive
 from fedcore.algorithms.two_trips import full_gradient, mean_gradient
-
-if TYPE_CHECKING:
-    from fedcore.report import Weighting  # loads NumPy, which names and settings do not need
+from fedcore.schedule import Weighting
 
 
 @dataclass(frozen=True, slots=True)
