@@ -20,32 +20,11 @@ from device_runtime.backends.backend import Executable
 from export.errors import DynamicControlFlow, ExportError, InvalidModel, reason
 from export.model import Model, copied, oracle_of
 from export.trial_examples import draw_examples, fixed_batch, put_ends
+from fedcore import plan as edge
 from fedcore.algorithms.algorithm import Algorithm, Trip, keeps_client_state, trips_of, with_carries
 from fedcore.algorithms.fitting import for_model
 from fedcore.params import Float32
-from fedcore.plan import (
-    BROADCAST,
-    CARRY,
-    EXAMPLE,
-    FIRST_KEPT,
-    FROZEN,
-    KEPT,
-    MASK,
-    METRICS,
-    NEXT,
-    NEXT_KEPT,
-    NOISE,
-    PARAMS,
-    REPORT,
-    PassPlan,
-    Plan,
-    begin_graph,
-    final_carry,
-    loop_graph,
-    prefixed,
-    step_graph,
-    steps_graph,
-)
+from fedcore.plan import PassPlan, Plan
 
 STEPS = 3
 FEW_STEPS = 2
@@ -91,8 +70,8 @@ class TrialOutcome:
 
     def last(self, name: str) -> Arrays:
         """The last carry of a pass, with the metrics of all its steps."""
-        sums = np.sum([carry[METRICS] for carry in self.trails[name]], axis=0)
-        return self.trails[name][-1] | {METRICS: sums}
+        sums = np.sum([carry[edge.METRICS] for carry in self.trails[name]], axis=0)
+        return self.trails[name][-1] | {edge.METRICS: sums}
 
     def start_of(self, name: str, number: int) -> Arrays:
         """The carry from which step `number` (from 1) of a pass starts if this outcome guides it."""
@@ -136,7 +115,7 @@ class Trial:
         first = trip.init_client(torch.from_numpy(model.initial)) if keeps_client_state(trip) else {}
         kept = {name: vector.numpy().copy() for name, vector in first.items()}
         for name, vector in (broadcast | kept).items():
-            if name != PARAMS:
+            if name != edge.PARAMS:
                 np.add(vector, np.abs(random.normal(0, 0.01, vector.shape)), out=vector, casting="same_kind")
         batches = {}
         for item in trip.passes:
@@ -150,7 +129,7 @@ class Trial:
 
     def steps(self, graph: str) -> int:
         """The steps after which a graph is compared; for the report, those of all passes."""
-        by_graph = {step_graph(name): len(batches) for name, batches in self.batches.items()}
+        by_graph = {edge.step_graph(name): len(batches) for name, batches in self.batches.items()}
         return by_graph.get(graph, sum(by_graph.values()))
 
     def reference(
@@ -200,26 +179,32 @@ class Trial:
                     fields, run = _shaken(fields, shake), run.with_frozen(_shaken(run.frozen, shake))
                 oracle = oracle_of(item, run, fields, mask, torch.from_numpy(batch.real.noise))
                 carry = item.step(carry, received, functools.partial(_at_shaken, oracle, shake) if shake else oracle)
-                trails[item.name].append(_arrays(carry | {METRICS: oracle.sums}))
+                trails[item.name].append(_arrays(carry | {edge.METRICS: oracle.sums}))
             last[item.name] = _tensors(_vectors_of((guide.trails if guide else trails)[item.name][-1]), dtype)
-        ends = {REPORT: self.trip.report(broadcast, last)}
+        ends = {edge.REPORT: self.trip.report(broadcast, last)}
         if keeps_client_state(self.trip):
-            ends |= {FIRST_KEPT: self.trip.init_client(broadcast[PARAMS]), NEXT_KEPT: self.trip.keep(broadcast, last)}
+            ends |= {
+                edge.FIRST_KEPT: self.trip.init_client(broadcast[edge.PARAMS]),
+                edge.NEXT_KEPT: self.trip.keep(broadcast, last),
+            }
         return TrialOutcome(trails, {graph: _arrays(vectors) for graph, vectors in ends.items()})
 
     def exported(self, plan: Plan, graphs: Mapping[str, Executable], guide: TrialOutcome | None = None) -> TrialOutcome:
         """The outcome of exported graphs; guide: as in `reference`."""
-        received, trails = prefixed(BROADCAST, self.broadcast) | prefixed(FROZEN, self.model.frozen_vectors), {}
-        received |= prefixed(KEPT, self.kept)
+        received, trails = (
+            edge.prefixed(edge.BROADCAST, self.broadcast) | edge.prefixed(edge.FROZEN, self.model.frozen_vectors),
+            {},
+        )
+        received |= edge.prefixed(edge.KEPT, self.kept)
         for pass_plan in plan.passes:
             trails[pass_plan.name] = self._exported_pass(pass_plan, graphs, received, guide)
             last = (guide.trails if guide else trails)[pass_plan.name][-1]
-            received |= prefixed(final_carry(pass_plan.name), _vectors_of(last))
-        ends = {REPORT: _empty({spec.name: spec.size for spec in plan.report.means})}
-        graphs[REPORT].run(received, ends[REPORT])
-        for graph in (FIRST_KEPT, NEXT_KEPT) if plan.kept else ():
+            received |= edge.prefixed(edge.final_carry(pass_plan.name), _vectors_of(last))
+        ends = {edge.REPORT: _empty({spec.name: spec.size for spec in plan.report.means})}
+        graphs[edge.REPORT].run(received, ends[edge.REPORT])
+        for graph in (edge.FIRST_KEPT, edge.NEXT_KEPT) if plan.kept else ():
             ends[graph] = _empty({spec.name: spec.size for spec in plan.kept})
-            graphs[graph].run(received, prefixed(NEXT, ends[graph]))
+            graphs[graph].run(received, edge.prefixed(edge.NEXT, ends[graph]))
         return TrialOutcome(trails, ends)
 
     def _exported_pass(
@@ -227,8 +212,8 @@ class Trial:
     ) -> list[Arrays]:
         sizes, batches = {spec.name: spec.size for spec in pass_plan.carry}, self.batches[pass_plan.name]
         carry, trail = _empty(sizes), []
-        graphs[begin_graph(pass_plan.name)].run(received, prefixed(NEXT, carry))
-        many = steps_graph(pass_plan.name) in graphs
+        graphs[edge.begin_graph(pass_plan.name)].run(received, edge.prefixed(edge.NEXT, carry))
+        many = edge.steps_graph(pass_plan.name) in graphs
         count = FEW_STEPS if many and guide is None else 1
         for number, chunk in enumerate(batches[at : at + count] for at in range(0, len(batches), count)):
             if guide and number:
@@ -236,11 +221,11 @@ class Trial:
             after, metrics = _empty(sizes), np.empty((len(chunk), len(pass_plan.metrics)), np.float32)
             stacked = [_edge(batch) for batch in chunk]
             fed = {name: np.stack([batch[name] for batch in stacked]) for name in stacked[0]} if many else stacked[0]
-            inputs = received | prefixed(CARRY, carry) | fed
-            outputs = prefixed(NEXT, after) | {METRICS: metrics if many else metrics[0]}
-            graphs[loop_graph(graphs, pass_plan.name)].run(inputs, outputs)
+            inputs = received | edge.prefixed(edge.CARRY, carry) | fed
+            outputs = edge.prefixed(edge.NEXT, after) | {edge.METRICS: metrics if many else metrics[0]}
+            graphs[edge.loop_graph(graphs, pass_plan.name)].run(inputs, outputs)
             carry = after
-            trail.append(after | {METRICS: metrics.sum(axis=0)})
+            trail.append(after | {edge.METRICS: metrics.sum(axis=0)})
         return trail
 
     def distances(
@@ -265,11 +250,11 @@ class Trial:
             last = _tensors(_vectors_of((guide or expected).trails[item.name][-1]), torch.float32)
             received = with_carries(received, {item.name: last})
             if guide is None:
-                apart[step_graph(item.name)] = distance(actual.last(item.name), expected.last(item.name), start)
+                apart[edge.step_graph(item.name)] = distance(actual.last(item.name), expected.last(item.name), start)
             else:
                 ours, theirs = actual.trails[item.name], expected.trails[item.name]
                 starts = [start, *(guide.start_of(item.name, number) for number in range(1, len(theirs)))]
-                apart[step_graph(item.name)] = over(map(distance, ours, theirs, starts))
+                apart[edge.step_graph(item.name)] = over(map(distance, ours, theirs, starts))
         return apart | {graph: distance(actual.ends[graph], vectors, {}) for graph, vectors in expected.ends.items()}
 
     def _distance(self, actual: Arrays, expected: Arrays, start: Arrays, *, by_tensor: bool) -> float:
@@ -286,7 +271,7 @@ class Trial:
             error = actual[name].astype(np.float64) - vector
             whole = _norm(change)
             # The size of metric sums is unrelated to the model's.
-            model = self.broadcast["params"] * (name != METRICS)
+            model = self.broadcast["params"] * (name != edge.METRICS)
             cuts: Sequence[int] = self._cuts if by_tensor and vector.size == model.size else []
             for error_t, change_t, model_t in zip(*(np.split(v, cuts) for v in (error, change, model)), strict=True):
                 floor = ROUND_OFF / TOLERANCE * _norm(model_t) + 0.01 * whole
@@ -335,7 +320,7 @@ def _batch(model: Model, size: int, real: int, random: np.random.Generator) -> B
 
 def _edge(batch: Batch) -> Arrays:
     """A batch under the names at the edge of a graph."""
-    return prefixed(EXAMPLE, batch.fields) | {MASK: batch.mask, NOISE: batch.noise}
+    return edge.prefixed(edge.EXAMPLE, batch.fields) | {edge.MASK: batch.mask, edge.NOISE: batch.noise}
 
 
 def _empty(sizes: Mapping[str, int]) -> Arrays:
@@ -343,7 +328,7 @@ def _empty(sizes: Mapping[str, int]) -> Arrays:
 
 
 def _vectors_of(carry: Arrays) -> Arrays:
-    return {name: value for name, value in carry.items() if name != METRICS}
+    return {name: value for name, value in carry.items() if name != edge.METRICS}
 
 
 def _tensors(values: Arrays, dtype: torch.dtype) -> dict[str, torch.Tensor]:

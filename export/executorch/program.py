@@ -30,73 +30,26 @@ from export.executorch.simplify import arguments, aten, shape_of
 from export.executorch.xnnpack import Subgraph, delegable
 from export.layers import layer_of
 
-# The ExecuTorch kernels that may run, by traced operator. Each was compared with torch over several steps
+# The ExecuTorch kernels that may run, by overloads of traced operators. Each was compared with torch over several steps
 # (tests/export/test_executorch.py). Left out as wrong or absent: max_pool2d_with_indices_backward, the gradient of
 # average pooling, convolution_backward, remainder of negative integers. Left out as slow: convolution, addmm.
-KERNELS: dict[Any, str] = {
-    aten._to_copy.default: "aten._to_copy.default",
-    aten.abs.default: "aten.abs.default",
-    aten.acos.default: "aten.acos.default",
-    aten.add.Tensor: "aten.add.Tensor",
-    aten.amax.default: "aten.amax.default",
-    aten.amin.default: "aten.amin.default",
-    aten.argmax.default: "aten.argmax.default",
-    aten.argmin.default: "aten.argmin.default",
-    aten.asin.default: "aten.asin.default",
-    aten.atan.default: "aten.atan.default",
-    aten.as_strided_copy.default: "aten.as_strided_copy.default",
-    aten.bitwise_and.Tensor: "aten.bitwise_and.Tensor",
-    aten.bitwise_not.default: "aten.bitwise_not.default",
-    aten.bitwise_or.Tensor: "aten.bitwise_or.Tensor",
-    aten.cat.default: "aten.cat.default",
-    aten.clamp.default: "aten.clamp.default",
-    aten.constant_pad_nd.default: "aten.constant_pad_nd.default",
-    aten.cos.default: "aten.cos.default",
-    aten.cumsum.default: "aten.cumsum.default",
-    aten.div.Tensor: "aten.div.Tensor",
-    aten.embedding.default: "aten.embedding.default",
-    aten.eq.Scalar: "aten.eq.Scalar",
-    aten.eq.Tensor: "aten.eq.Tensor",
-    aten.erf.default: "aten.erf.default",
-    aten.expand.default: "aten.expand_copy.default",
-    aten.expm1.default: "aten.expm1.default",
-    aten.flip.default: "aten.flip.default",
-    aten.floor_divide.default: "aten.floor_divide.default",
-    aten.full.default: "aten.full.default",
-    aten.gather.default: "aten.gather.default",
-    aten.ge.Scalar: "aten.ge.Scalar",
-    aten.ge.Tensor: "aten.ge.Tensor",
-    aten.gt.Scalar: "aten.gt.Scalar",
-    aten.gt.Tensor: "aten.gt.Tensor",
-    aten.index_put.default: "aten.index_put.default",
-    aten.le.Scalar: "aten.le.Scalar",
-    aten.le.Tensor: "aten.le.Tensor",
-    aten.log1p.default: "aten.log1p.default",
-    aten.logical_and.default: "aten.logical_and.default",
-    aten.logical_not.default: "aten.logical_not.default",
-    aten.logical_or.default: "aten.logical_or.default",
-    aten.lt.Scalar: "aten.lt.Scalar",
-    aten.lt.Tensor: "aten.lt.Tensor",
-    aten.mul.Tensor: "aten.mul.Tensor",
-    aten.ne.Scalar: "aten.ne.Scalar",
-    aten.ne.Tensor: "aten.ne.Tensor",
-    aten.permute.default: "aten.permute_copy.default",
-    aten.pow.Scalar: "aten.pow.Scalar",
-    aten.pow.Tensor_Scalar: "aten.pow.Tensor_Scalar",
-    aten.pow.Tensor_Tensor: "aten.pow.Tensor_Tensor",
-    aten.repeat.default: "aten.repeat.default",
-    aten.round.default: "aten.round.default",
-    aten.scatter.src: "aten.scatter.src",
-    aten.scatter.value: "aten.scatter.value",
-    aten.scatter_add.default: "aten.scatter_add.default",
-    aten.sign.default: "aten.sign.default",
-    aten.sin.default: "aten.sin.default",
-    aten.slice.Tensor: "aten.slice_copy.Tensor",
-    aten.sub.Tensor: "aten.sub.Tensor",
-    aten.sum.dim_IntList: "aten.sum.dim_IntList",
-    aten.view.default: "aten.view_copy.default",
-    aten.where.self: "aten.where.self",
+KERNELS = {
+    "default": (
+        "_to_copy abs acos amax amin argmax argmin asin atan as_strided_copy bitwise_not cat clamp constant_pad_nd "
+        "cos cumsum embedding erf expand expm1 flip floor_divide full gather index_put log1p logical_and "
+        "logical_not logical_or permute repeat round scatter_add sign sin view"
+    ),
+    "Tensor": "add bitwise_and bitwise_or div eq ge gt le lt mul ne slice sub",
+    "Scalar": "eq ge gt le lt ne pow",
+    "Tensor_Scalar": "pow",
+    "Tensor_Tensor": "pow",
+    "src": "scatter",
+    "value": "scatter",
+    "dim_IntList": "sum",
+    "self": "where",
 }
+COPIES = {"expand": "expand_copy", "permute": "permute_copy", "slice": "slice_copy", "view": "view_copy"}
+"""Kernels that copy what torch only views."""
 
 
 # ExecuTorch's checks hold for operators that its own lowering makes; and tensors have no order of axes but C's.
@@ -187,11 +140,10 @@ class _Program:
 
     def plain(self, node: fx.Node) -> None:
         """One of ExecuTorch's own kernels."""
-        if node.target not in KERNELS:
+        name, _, overload = str(node.target).removeprefix("aten.").partition(".")
+        if name not in KERNELS.get(overload, "").split():
             raise UnsupportedOperator(f"operator {node.target} has no ExecuTorch form here{layer_of(node)}")
-        kernel = ops.edge
-        for part in KERNELS[node.target].split("."):
-            kernel = getattr(kernel, part)
+        kernel = getattr(getattr(ops.edge.aten, COPIES.get(name, name)), overload)
         target: Any = node.target
         args = [
             self._argument(node, value, str(kind.type))

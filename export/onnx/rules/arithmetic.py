@@ -139,6 +139,11 @@ def addmm(graph: GraphBuilder, node: fx.Node) -> str:
     return graph.emit("Gemm", [left, right, bias])
 
 
+UNARY = (
+    *("abs", "acos", "asin", "atan", "ceil", "cos", "erf", "exp", "floor", "log", "neg", "reciprocal", "relu"),
+    *("round", "sigmoid", "sign", "sin", "sqrt", "tanh"),
+)
+"""Operators of one input that ONNX calls as torch does, with a capital."""
 ARITHMETIC: dict[Any, Rule] = {
     **overloads(elementwise("Add"), aten.add.Tensor, aten.add.Scalar),
     **overloads(elementwise("Sub"), aten.sub.Tensor, aten.sub.Scalar),
@@ -155,29 +160,11 @@ ARITHMETIC: dict[Any, Rule] = {
     **overloads(modulo, aten.remainder.Scalar, aten.remainder.Tensor),
     **overloads(logical("And"), aten.bitwise_and.Tensor, aten.logical_and.default),
     **overloads(logical("Or"), aten.bitwise_or.Tensor, aten.logical_or.default),
+    **{getattr(aten, name).default: unary(name.capitalize()) for name in UNARY},
     aten.maximum.default: elementwise("Max"),
     aten.minimum.default: elementwise("Min"),
-    aten.abs.default: unary("Abs"),
-    aten.acos.default: unary("Acos"),
-    aten.asin.default: unary("Asin"),
-    aten.atan.default: unary("Atan"),
     aten.bitwise_not.default: bitwise_not,
-    aten.ceil.default: unary("Ceil"),
-    aten.cos.default: unary("Cos"),
-    aten.erf.default: unary("Erf"),
-    aten.exp.default: unary("Exp"),
-    aten.floor.default: unary("Floor"),
-    aten.log.default: unary("Log"),
     aten.logical_not.default: unary("Not"),
-    aten.neg.default: unary("Neg"),
-    aten.reciprocal.default: unary("Reciprocal"),
-    aten.relu.default: unary("Relu"),
-    aten.round.default: unary("Round"),
-    aten.sigmoid.default: unary("Sigmoid"),
-    aten.sign.default: unary("Sign"),
-    aten.sin.default: unary("Sin"),
-    aten.sqrt.default: unary("Sqrt"),
-    aten.tanh.default: unary("Tanh"),
     aten._to_copy.default: cast,
     aten.addmm.default: addmm,
     aten.clamp.default: clamp,
