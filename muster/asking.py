@@ -76,7 +76,7 @@ def compiled(words: Sequence[str], fields: Fields, terms: Terms) -> AnyQuestion:
 
     Raises QuestionError, which names the place in the text and where the fields are from.
     """
-    from export.questions.builtin import BUILTIN, builtin
+    from export.questions.builtin import BUILTIN, BuiltIn, compile_built_in
     from export.questions.heavy_hitters import HEAVY_HITTERS, heavy_hitters_in_words
 
     first, *rest = words
@@ -88,7 +88,7 @@ def compiled(words: Sequence[str], fields: Fields, terms: Terms) -> AnyQuestion:
             least, private, _ = terms
             return heavy_hitters_in_words(words, fields.fields, minimum_devices=least, private=private)
         if first in BUILTIN:
-            return builtin(first, rest, fields.fields, **terms._asdict())
+            return compile_built_in(BuiltIn.parse(words), fields.fields, **terms._asdict())
         from export.questions.sql import compile_sql
 
         return compile_sql(first, fields.fields, **terms._asdict())

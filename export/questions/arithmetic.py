@@ -12,7 +12,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -450,3 +450,29 @@ def _or_else(argument: Expression, other: Expression) -> Expression:
         )
 
     return Expression(kind, *bounds, second.nullable, compute, choices)
+
+
+OPERATORS: Mapping[str, Operator] = {
+    "+": arithmetic("+", lambda left, right: (left.low + right.low, left.high + right.high)),
+    "-": arithmetic("-", lambda left, right: (left.low - right.high, left.high - right.low)),
+    "*": arithmetic("*", functools.partial(corners, product)),
+    "/": divide,
+    "%": remainder,
+    **{name: comparison(name) for name in COMPARISONS},
+    "abs": absolute,
+    "and": connective("and"),
+    "bucket": bucket,
+    "case": case,
+    "clip": clip,
+    "coalesce": coalesce,
+    "integer": truncated,
+    "is_null": is_null,
+    "max": extreme("max"),
+    "min": extreme("min"),
+    "negative": negative,
+    "not": negation,
+    "or": connective("or"),
+    "real": real,
+    "round": rounded,
+}
+"""By their names in `fedcore.questions.functions`, and two that only rows have: bucket and clip."""

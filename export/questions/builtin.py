@@ -44,7 +44,7 @@ from export.questions.draft import (
     among,
     field_of,
     smallest,
-    without_rows_clause,
+    taken_apart,
 )
 from fedcore.errors import QuestionError
 from fedcore.plan import Field
@@ -81,39 +81,14 @@ class BuiltIn:
     @classmethod
     def parse(cls, words: Sequence[str]) -> BuiltIn:
         """The question in words. Raises QuestionError."""
-        (first, *rest), most_rows = without_rows_clause(words)
-        given = dict(word.split("=", 1) for word in rest if "=" in word)
-        unknown = next((key for key in given if key not in ("bins", *_BOUNDS)), None)
-        if unknown is not None:
-            raise QuestionError(f"there is no {unknown}=; {offered(unknown, ('bins=', 'low=', 'high=', 'overall'))}")
+        (first, *rest), given, most_rows = taken_apart(words, ("bins=", "low=", "high=", "overall"))
         try:
             low, high = (tuple(map(_number, given[end].split(","))) if end in given else () for end in _BOUNDS)
             bins = int(given["bins"]) if "bins" in given else None
         except ValueError as error:
             raise QuestionError(f"bins, low and high are numbers, as low=0 high=600 bins=12: {error}") from None
-        return cls(
-            first,
-            tuple(word for word in rest if "=" not in word and word != "overall"),
-            bins=bins,
-            low=low,
-            high=high,
-            overall="overall" in rest,
-            most_rows=most_rows,
-        )
-
-
-def builtin(
-    word: str,
-    rest: Sequence[str],
-    fields: Sequence[Field],
-    *,
-    minimum_devices: int = 20,
-    private: bool = False,
-    secure: bool = False,
-) -> CompiledQuestion:
-    """The question in words, to devices that have these fields. Raises as `compile_built_in`."""
-    asked = BuiltIn.parse([word, *rest])
-    return compile_built_in(asked, fields, minimum_devices=minimum_devices, private=private, secure=secure)
+        of = tuple(word for word in rest if word != "overall")
+        return cls(first, of, bins=bins, low=low, high=high, overall="overall" in rest, most_rows=most_rows)
 
 
 def compile_built_in(

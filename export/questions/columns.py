@@ -21,11 +21,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from export.questions.arithmetic import edges_of
+from export.questions.arithmetic import OPERATORS, edges_of
 from export.questions.draft import among
 from export.questions.expressions import Expression, Kind, as_real, derived, literal
 from export.questions.parsing import Source
-from export.questions.scalars import OPERATORS, Contributors, Scalars
+from export.questions.scalars import Contributors, Scalars
 from export.questions.sums import FARTHEST, NARROWEST, Bins, Sums, parted
 from export.questions.terms import CLIP_PER_DEVICE, CONSTANT, DEVICES, FIELD, FILTER, MOST_EXACT, Term
 from fedcore.errors import QueryError, QuestionError

@@ -224,11 +224,19 @@ COUNTED = 2**20 - 1
 _MOST_ROWS = re.compile(r"\s+MAX\s+(\d{1,12})\s+ROWS?\s+PER\s+DEVICE\s*$", re.IGNORECASE)
 
 
-def without_rows_clause(words: Sequence[str]) -> tuple[list[str], int | None]:
-    """The words of a question without `MAX n ROWS PER DEVICE` at the end, and n; None where all rows count."""
+def taken_apart(words: Sequence[str], options: Sequence[str]) -> tuple[list[str], dict[str, str], int | None]:
+    """The words of a question by name, its options KEY=VALUE, and n of `MAX n ROWS PER DEVICE` at the end.
+
+    options: as they are offered, `key=` or a word alone. n is None where all rows count. Raises QuestionError.
+    """
     text = " ".join(words)
     clause = _MOST_ROWS.search(text)
-    return (text[: clause.start()] if clause else text).split(), int(clause[1]) if clause else None
+    parts = (text[: clause.start()] if clause else text).split()
+    given = dict(part.split("=", 1) for part in parts if "=" in part)
+    unknown = next((key for key in given if f"{key}=" not in options), None)
+    if unknown is not None:
+        raise QuestionError(f"there is no {unknown}=; {offered(unknown, options)}")
+    return [part for part in parts if "=" not in part], given, int(clause[1]) if clause else None
 
 
 @dataclass(frozen=True, slots=True)

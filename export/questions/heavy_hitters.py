@@ -17,14 +17,13 @@ from msgspec.structs import replace
 from torch import Tensor, nn
 
 from export.model import ModelSpec
-from export.questions.draft import field_of, without_rows_clause
+from export.questions.draft import field_of, taken_apart
 from fedcore.algorithms import create, settings_of
 from fedcore.algorithms.algorithm import Algorithm
 from fedcore.algorithms.heavy_hitters import CELL, HeavyHitters
 from fedcore.errors import InvalidSetting, QuestionError
 from fedcore.plan import Field
 from fedcore.questions.prefix_tree import UNKNOWN, PrefixTree
-from fedcore.validation import offered
 
 HEAVY_HITTERS = "heavy-hitters"
 OPTIONS = "candidates", "step_bits"
@@ -177,12 +176,7 @@ def heavy_hitters_in_words(
 
     One row votes unless it is said. Raises QuestionError.
     """
-    (_, *rest), most_rows = without_rows_clause(words)
-    given = dict(word.split("=", 1) for word in rest if "=" in word)
-    names = [word for word in rest if "=" not in word]
-    unknown = next((key for key in given if key not in OPTIONS), None)
-    if unknown is not None:
-        raise QuestionError(f"there is no {unknown}=; {offered(unknown, [f'{option}=' for option in OPTIONS])}")
+    (_, *names), given, most_rows = taken_apart(words, [f"{option}=" for option in OPTIONS])
     if len(names) != 1:
         raise QuestionError(f"{HEAVY_HITTERS} asks about 1 field, not {len(names)}")
     try:

@@ -2,34 +2,10 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TypeAlias, TypeVar
 
-from export.questions.arithmetic import (
-    COMPARISONS,
-    Operator,
-    absolute,
-    arithmetic,
-    bucket,
-    case,
-    clip,
-    coalesce,
-    comparison,
-    connective,
-    corners,
-    divide,
-    extreme,
-    is_null,
-    negation,
-    negative,
-    product,
-    real,
-    remainder,
-    rounded,
-    truncated,
-    truth,
-)
+from export.questions.arithmetic import COMPARISONS, OPERATORS, truth
 from export.questions.draft import smallest
 from export.questions.expressions import Expression, field_of, literal
 from export.questions.parsing import Source
@@ -37,37 +13,6 @@ from export.questions.terms import CONSTANT, FIELD, Term
 from fedcore.errors import QueryError, QuestionError
 from fedcore.plan import Field
 from fedcore.validation import offered
-
-
-def _sum_of_bounds(left: Expression, right: Expression) -> tuple[float, float]:
-    return left.low + right.low, left.high + right.high
-
-
-OPERATORS: Mapping[str, Operator] = {
-    "+": arithmetic("+", _sum_of_bounds),
-    "-": arithmetic("-", lambda left, right: (left.low - right.high, left.high - right.low)),
-    "*": arithmetic("*", functools.partial(corners, product)),
-    "/": divide,
-    "%": remainder,
-    **{name: comparison(name) for name in COMPARISONS},
-    "abs": absolute,
-    "and": connective("and"),
-    "bucket": bucket,
-    "case": case,
-    "clip": clip,
-    "coalesce": coalesce,
-    "integer": truncated,
-    "is_null": is_null,
-    "max": extreme("max"),
-    "min": extreme("min"),
-    "negative": negative,
-    "not": negation,
-    "or": connective("or"),
-    "real": real,
-    "round": rounded,
-}
-"""By their names there, and two that only rows have: bucket and clip."""
-
 
 Made = TypeVar("Made")
 

@@ -16,9 +16,8 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
-from export.questions.arithmetic import holds, is_null
+from export.questions.arithmetic import OPERATORS, holds, is_null
 from export.questions.expressions import Batch, Expression, Groups, derived, literal
-from export.questions.scalars import OPERATORS
 from fedcore.errors import QuestionError
 from fedcore.questions.question import WORD, Block, Call, Cell, Number, Rows, Value
 

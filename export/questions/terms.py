@@ -79,6 +79,13 @@ _AGGREGATES: dict[type[Any], str] = {
     exp.Variance: "VARIANCE",
     exp.VariancePop: "VAR_POP",
 }
+_CALLS: dict[type[Any], tuple[str, ...]] = {
+    exp.Abs: ("abs", "this"),
+    exp.ApproxQuantile: ("APPROX_QUANTILE", "this", "quantile"),
+    exp.Not: ("not", "this"),
+    exp.WidthBucket: ("bucket", "this", "min_value", "max_value", "num_buckets"),
+}
+"""Functions, and the parser's names of their arguments."""
 AGGREGATES = frozenset({*_AGGREGATES.values(), _COUNT, "TOTAL", "APPROX_QUANTILE", DEVICES, FILTER, CLIP_PER_DEVICE})
 OFFERED = (
     *("ABS", "APPROX_QUANTILE", "AVG", "CAST", "CLIP", "CLIP_PER_DEVICE", "COALESCE", "COUNT", "IFNULL", "IIF", "MAX"),
@@ -119,6 +126,9 @@ class Reader:
             return self._call(_BINARY[kind], node, node.this, node.expression)
         if kind in _AGGREGATES:
             return self._call(_AGGREGATES[kind], node, node.this)
+        if kind in _CALLS:
+            function, *names = _CALLS[kind]
+            return self._call(function, node, *(node.args[name] for name in names))
         if kind in _READ:
             return _READ[kind](self, node)
         raise self._unknown(node)
@@ -166,9 +176,6 @@ class Reader:
             return constant(-inner.value, node)
         return Term("negative", (inner,), node)
 
-    def _not(self, node: exp.Not) -> Term:
-        return self._call("not", node, node.this)
-
     def _is(self, node: exp.Is) -> Term:
         if not isinstance(node.expression, exp.Null):
             raise self._source.refusal(node, f"devices do not answer {_WORDS[exp.NullSafeEQ]}")
@@ -185,21 +192,15 @@ class Reader:
         equal = tuple(Term("=", (value, self.term(other)), other) for other in node.expressions)
         return Term("or", equal, node)
 
-    def _case(self, node: exp.Case) -> Term:
-        arguments = list[Term]()
-        for branch in node.args["ifs"]:
+    def _case(self, node: exp.Case | exp.If) -> Term:
+        branches, compared = node.args.get("ifs", [node]), None if isinstance(node, exp.If) else node.this
+        default, arguments = node.args.get("default") or node.args.get("false"), list[Term]()
+        for branch in branches:
             condition = self.term(branch.this)
-            if node.this is not None:
-                condition = Term("=", (self.term(node.this), condition), branch)
+            if compared is not None:
+                condition = Term("=", (self.term(compared), condition), branch)
             arguments += [condition, self.term(branch.args["true"])]
-        return Term("case", (*arguments, self._otherwise(node, node.args.get("default"))), node)
-
-    def _if(self, node: exp.If) -> Term:
-        arguments = map(self.term, (node.this, node.args["true"]))
-        return Term("case", (*arguments, self._otherwise(node, node.args.get("false"))), node)
-
-    def _otherwise(self, node: exp.Expr, default: exp.Expr | None) -> Term:
-        return constant(None, node) if default is None else self.term(default)
+        return Term("case", (*arguments, constant(None, node) if default is None else self.term(default)), node)
 
     def _nullif(self, node: exp.Nullif) -> Term:
         value, other = self.term(node.this), self.term(node.expression)
@@ -227,9 +228,6 @@ class Reader:
             return self._call("real", node, node.this)
         raise self._source.refusal(node, "CAST here is to INTEGER or REAL")
 
-    def _width_bucket(self, node: exp.WidthBucket) -> Term:
-        return self._call("bucket", node, node.this, *(node.args[name] for name in _BUCKET))
-
     def _count(self, node: exp.Count) -> Term:
         inner = node.this
         if node.expressions:
@@ -243,12 +241,6 @@ class Reader:
             return Term(DEVICES, (), node)
         return self._call(_COUNT, node, inner)
 
-    def _quantile(self, node: exp.ApproxQuantile) -> Term:
-        return self._call("APPROX_QUANTILE", node, node.this, node.args["quantile"])
-
-    def _filter(self, node: exp.Filter) -> Term:
-        return self._call(FILTER, node, node.this, node.expression.this)
-
     def _named(self, node: exp.Anonymous) -> Term:
         """Functions that the parser does not know."""
         name, arguments = node.name.upper(), node.expressions
@@ -260,11 +252,8 @@ class Reader:
         return self._call("clip" if name == "CLIP" else name, node, *arguments)
 
 
-_BUCKET: Sequence[str] = ("min_value", "max_value", "num_buckets")
 _READ: dict[type[Any], Callable[[Reader, Any], Term]] = {
-    exp.Abs: lambda reader, node: reader._call("abs", node, node.this),
     exp.Anonymous: Reader._named,
-    exp.ApproxQuantile: Reader._quantile,
     exp.Between: Reader._between,
     exp.Boolean: Reader._constant,
     exp.Case: Reader._case,
@@ -272,17 +261,15 @@ _READ: dict[type[Any], Callable[[Reader, Any], Term]] = {
     exp.Coalesce: Reader._several,
     exp.Column: Reader._field,
     exp.Count: Reader._count,
-    exp.Filter: Reader._filter,
+    exp.Filter: lambda reader, node: reader._call(FILTER, node, node.this, node.expression.this),
     exp.Greatest: Reader._several,
-    exp.If: Reader._if,
+    exp.If: Reader._case,
     exp.In: Reader._in,
     exp.Is: Reader._is,
     exp.Least: Reader._several,
     exp.Literal: Reader._constant,
     exp.Neg: Reader._negative,
-    exp.Not: Reader._not,
     exp.Null: Reader._constant,
     exp.Nullif: Reader._nullif,
     exp.Round: Reader._round,
-    exp.WidthBucket: Reader._width_bucket,
 }

@@ -124,7 +124,7 @@ def _labels(users: Population) -> tuple[NDArray[np.int64], float | None]:
 
     Large vocabularies, for which no report has room, are counted here.
     """
-    from export.questions.builtin import builtin  # loads torch
+    from export.questions.builtin import BuiltIn, compile_built_in  # loads torch
     from simulator.questions import ask_population
 
     if users.classes is None or users.labels is None:
@@ -133,7 +133,8 @@ def _labels(users: Population) -> tuple[NDArray[np.int64], float | None]:
     asked = Population(users.clients, {"y": y}, users.starts, users.classes)
     rows, devices = np.zeros((2, users.classes), np.int64)
     try:
-        question = builtin("labels", ["y"], [Field("y", "int64", y.shape[1:], users.classes)], minimum_devices=1)
+        fields = [Field("y", "int64", y.shape[1:], users.classes)]
+        question = compile_built_in(BuiltIn("labels", ("y",)), fields, minimum_devices=1)
     except QuestionError:
         counts = label_counts(users)
         return (rows, 0.0) if counts is None else (counts.sum(0), float((counts > 0).sum(1).mean()))

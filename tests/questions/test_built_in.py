@@ -8,7 +8,7 @@ import torch
 
 from export.build import export_bundle
 from export.model import Model
-from export.questions.builtin import BUILTIN, BuiltIn, builtin, compile_built_in
+from export.questions.builtin import BUILTIN, BuiltIn, compile_built_in
 from fedcore.algorithms.question import PASS
 from fedcore.errors import QuestionError
 from fedcore.plan import Field
@@ -331,7 +331,7 @@ def test_bytes_in_a_row_may_be_a_text_and_need_bounds():
 )
 def test_questions_in_words_have_options_and_the_end_of_sql(words, expected):
     assert BuiltIn.parse([words]) == BuiltIn.parse(words.split()) == expected
-    assert builtin(words.split()[0], words.split()[1:], FIELDS).question.minimum_devices == 20
+    assert compile_built_in(BuiltIn.parse(words.split()), FIELDS).question.minimum_devices == 20
 
 
 @pytest.mark.parametrize(
@@ -345,7 +345,7 @@ def test_questions_in_words_have_options_and_the_end_of_sql(words, expected):
 )
 def test_words_that_say_nothing_are_refused(words, message):
     with pytest.raises(QuestionError, match=message):
-        builtin(words.split()[0], words.split()[1:], FIELDS)
+        compile_built_in(BuiltIn.parse(words.split()), FIELDS)
 
 
 def test_every_built_in_question_is_among_those_of_the_tests():

@@ -7,7 +7,7 @@ import pytest
 
 from coordinator.store.tasks import Secagg
 from export.model import Model
-from export.questions.builtin import builtin
+from export.questions.builtin import BuiltIn, compile_built_in
 from fedcore.batching import StreamKey, permutation
 from fedcore.plan import Field
 from simulator import datasets
@@ -21,7 +21,7 @@ Y = Field("y", "int64", (), 10)
 
 def asked_of(users, text, fields, seed=0, **promise):
     word, *rest = text.split()
-    made = builtin(word, rest, fields, minimum_devices=1, private=bool(promise))
+    made = compile_built_in(BuiltIn.parse([word, *rest]), fields, minimum_devices=1, private=bool(promise))
     return ask_population(made, users, seed=seed, **promise)
 
 
@@ -53,7 +53,7 @@ def test_rows_of_a_client_are_those_that_its_device_would_draw():
 def test_a_fleets_answer_is_the_engines_to_the_bit(secagg, federate):
     users, _ = datasets.users("digits", None, 12)
     text = "labels y MAX 9 ROWS PER DEVICE"
-    made = builtin("labels", text.split()[1:], [Y], minimum_devices=1, secure=secagg is not None)
+    made = compile_built_in(BuiltIn.parse(text.split()), [Y], minimum_devices=1, secure=secagg is not None)
     run = federate(Model(made.spec()), made.algorithm(), users, {"onnx": "onnxruntime"}, rounds=2, secagg=secagg)
     assert run.difference == 0
     assert all(way > GOAL for way in run.ways)

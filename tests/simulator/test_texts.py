@@ -11,7 +11,7 @@ import pytest
 from msgspec.structs import replace
 
 from export.huggingface.folder import Pretrained, spec_of
-from export.questions.builtin import builtin
+from export.questions.builtin import BuiltIn, compile_built_in
 from muster.asking import fields_in
 from research.pretrained_adapters import generated, tiny
 from simulator import datasets
@@ -55,7 +55,7 @@ def test_questions_of_users_with_texts_read_their_bytes_or_leave_them_out():
     shards = [{"text": np.array(["ab", "", "ab"]), "label": np.array([0, 1, 2])} for _ in range(3)]
     users = Population.of(["ann", "bob", "eve"], shards)
     fields = fields_in(users, "mine").fields
-    asked = builtin("labels", ["label"], fields, minimum_devices=1)
+    asked = compile_built_in(BuiltIn("labels", ("label",)), fields, minimum_devices=1)
     assert [list(row[:2]) for row in ask_population(asked, users).rows] == [[0, 3], [1, 3], [2, 3]]
     text = next(field for field in fields if field.name == "text")
     assert (text.dtype, text.shape, text.high) == ("uint8", (2,), 256)
