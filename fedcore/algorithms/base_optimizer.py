@@ -7,22 +7,42 @@ gradient was seen, so v must start above 0.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 from fedcore.algorithms.algorithm import Broadcast, State, Vector
-
-OptimizerName = Literal["momentum", "adam", "adagrad", "sgd"]
+from fedcore.algorithms.settings import choice, count, fraction, positive
+from fedcore.schedule import Loop, Weighting
 
 
 @dataclass(frozen=True, slots=True)
 class BaseOptimizer:
-    """One of the optimizers, with β₁, β₂, ε and the start of v."""
+    """The settings of an algorithm whose devices take steps of a base optimizer, and that optimizer.
 
-    name: OptimizerName
-    beta1: float
-    beta2: float
-    epsilon: float
-    initial_v: float
+    client_lr: step size η of local steps; use about 0.001 to 0.01 with adam and adagrad.
+    server_lr: step size on the mean delta; 1 in the paper.
+    beta1, beta2, epsilon: β₁, β₂, ε of the base optimizer.
+    initial_v: where v of adam and adagrad starts; above 0, because devices divide by √v before any gradient was seen.
+    epochs, batch_size: local sweeps and batch size.
+    weighting: the paper is "uniform"; "examples" weighs a device by its number of examples.
+    """
+
+    family: ClassVar[str] = "mime"
+
+    optimizer: Literal["momentum", "adam", "adagrad", "sgd"] = choice("momentum", "adam", "adagrad", "sgd")
+    client_lr: float = positive(0.1)
+    server_lr: float = positive(1.0)
+    beta1: float = fraction(0.9)
+    beta2: float = fraction(0.99)
+    epsilon: float = positive(1e-3)
+    initial_v: float = positive(1e-4)
+    epochs: int = count(1)
+    batch_size: int = count(20)
+    weighting: Weighting = choice("uniform", "examples")
+
+    @property
+    def loop(self) -> Loop:
+        """Of the local steps."""
+        return Loop(batch_size=self.batch_size, epochs=self.epochs)
 
     def start(self, params_D: Vector) -> State:
         """s before the first round."""
@@ -40,12 +60,12 @@ class BaseOptimizer:
         moved = {}
         if "m" in self._vectors:
             moved["m"] = self.beta1 * s["m"] + (1 - self.beta1) * gradient_D
-        if self.name == "adam":
+        if self.optimizer == "adam":
             moved["v"] = self.beta2 * s["v"] + (1 - self.beta2) * gradient_D**2
-        if self.name == "adagrad":
+        if self.optimizer == "adagrad":
             moved["v"] = s["v"] + gradient_D**2
         return moved
 
     @property
     def _vectors(self) -> str:
-        return {"sgd": "", "momentum": "m", "adam": "mv", "adagrad": "v"}[self.name]
+        return {"sgd": "", "momentum": "m", "adam": "mv", "adagrad": "v"}[self.optimizer]

@@ -56,7 +56,7 @@ class FedAdam(LocalTraining):
     def update(self, state: State, mean: Report, step: ServerStep = ServerStep()) -> State:
         """One step of Adam on Δ = mean["delta"], (D,), in the form that is set; forms with corrections count rounds."""
         m_D = self.beta1 * state["m"] + (1 - self.beta1) * mean["delta"]
-        v_D = self.beta2 * state["v"] + (1 - self.beta2) * mean["delta"] ** 2
+        v_D = self.second_moment(state["v"], mean["delta"] ** 2)
         moved = {"m": m_D, "v": v_D}
         server_lr = self.server_lr * step.lr_scale
         if self._corrected:
@@ -68,6 +68,10 @@ class FedAdam(LocalTraining):
                 v_D = v_D / correction2
             server_lr = server_lr / correction1
         return {"params": state["params"] + server_lr * m_D / (v_D**0.5 + self.tau)} | moved
+
+    def second_moment(self, v_D: Vector, square_D: Vector) -> Vector:
+        """The next v, from Δ²."""
+        return self.beta2 * v_D + (1 - self.beta2) * square_D
 
     @property
     def _corrected(self) -> bool:

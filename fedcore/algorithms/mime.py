@@ -28,56 +28,32 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from fedcore.algorithms.algorithm import Broadcast, Carry, Gradient, Report, ServerStep, State, Trip, Vector
-from fedcore.algorithms.base_optimizer import BaseOptimizer, OptimizerName
-from fedcore.algorithms.settings import choice, count, fraction, positive
+from fedcore.algorithms.base_optimizer import BaseOptimizer
 from fedcore.algorithms.two_trips import begin_state, gather_gradient, reduced_gradient, train
-from fedcore.schedule import Loop, Weighting
 
 
 @dataclass(frozen=True, slots=True)
-class Mime:
+class Mime(BaseOptimizer):
     """Down: d, then the model, c and s, 2d (sgd) to 4d (adam). Up: d, then d. Server state: what goes down in trip 2.
 
     optimizer: the base optimizer, "momentum" (SGD with momentum), "adam", "adagrad" or "sgd".
-    client_lr: step size η of local steps; use about 0.001 to 0.01 with adam and adagrad.
-    server_lr: step size on the mean delta; 1 in the paper.
-    beta1, beta2, epsilon: β₁, β₂, ε of the base optimizer.
-    initial_v: where v of adam and adagrad starts; above 0, because devices divide by √v before any gradient was seen.
     epochs, batch_size: local sweeps and batch size of trip 2; the batch size of trip 1 changes nothing but round-off.
-    weighting: the paper is "uniform"; "examples" weighs a device by its number of examples.
     """
 
     name: ClassVar[str] = "mime"
-    family: ClassVar[str] = "mime"
-
-    optimizer: OptimizerName = choice("momentum", "adam", "adagrad", "sgd")
-    client_lr: float = positive(0.1)
-    server_lr: float = positive(1.0)
-    beta1: float = fraction(0.9)
-    beta2: float = fraction(0.99)
-    epsilon: float = positive(1e-3)
-    initial_v: float = positive(1e-4)
-    epochs: int = count(1)
-    batch_size: int = count(20)
-    weighting: Weighting = choice("uniform", "examples")
 
     @property
     def trips(self) -> tuple[Trip, Trip]:
-        loop = Loop(batch_size=self.batch_size, epochs=self.epochs)
-        second = train(loop, self._step, self.server_lr)
+        second = train(self.loop, self._step, self.server_lr)
         return gather_gradient(self.batch_size), replace(second, update=self._update)
 
     def init(self, params_D: Vector) -> State:
-        return begin_state(params_D) | self._optimizer.start(params_D)
-
-    @property
-    def _optimizer(self) -> BaseOptimizer:
-        return BaseOptimizer(self.optimizer, self.beta1, self.beta2, self.epsilon, self.initial_v)
+        return begin_state(params_D) | self.start(params_D)
 
     def _step(self, carry: Carry, received: Broadcast, grad: Gradient) -> Carry:
-        u_D = self._optimizer.direction(reduced_gradient(carry, received, grad), received)
+        u_D = self.direction(reduced_gradient(carry, received, grad), received)
         return {"params": carry["params"] - self.client_lr * u_D}
 
     def _update(self, state: State, mean: Report, step: ServerStep = ServerStep()) -> State:
         x_D = state["params"] + self.server_lr * step.lr_scale * mean["delta"]
-        return state | {"params": x_D} | self._optimizer.move(state["gradient"], state)
+        return state | {"params": x_D} | self.move(state["gradient"], state)
