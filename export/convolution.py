@@ -92,19 +92,13 @@ aten = torch.ops.aten
 SMALL, LARGE = 64, 1 << 14
 
 
-def convolution(  # noqa: PLR0913, PLR0917, the operator's own signature
-    inputs: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-    transposed: bool,
-    output_padding: Sequence[int],
-    groups: int,
-) -> Any:
-    """A product over the whole batch if images are small; else the runtime's own operator (NotImplemented)."""
-    window = Window.of(weight.shape[2:], stride, padding, dilation)
+def convolution(inputs: Tensor, weight: Tensor, bias: Tensor | None, *how: Any) -> Any:
+    """A product over the whole batch if images are small; else the runtime's own operator (NotImplemented).
+
+    how: stride, padding, dilation, whether it is transposed, output padding and groups, as the operator has them.
+    """
+    *slide, transposed, _, groups = how
+    window = Window.of(weight.shape[2:], *slide)
     if transposed or math.prod(inputs.shape[2:]) > SMALL:
         return NotImplemented
     if groups == 1 and weight.numel() >= LARGE:
@@ -115,26 +109,17 @@ def convolution(  # noqa: PLR0913, PLR0917, the operator's own signature
         result = _depthwise_small(inputs, weight, window)
     else:
         return NotImplemented
-    return result if bias is None else result + bias.reshape(-1, *(1 for _ in stride))
+    return result if bias is None else result + bias.reshape(-1, *(1 for _ in window.stride))
 
 
-def convolution_backward(  # noqa: PLR0913, PLR0917, the operator's own signature
-    grad_output: Tensor,
-    inputs: Tensor,
-    weight: Tensor,
-    bias_sizes: Sequence[int] | None,
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-    transposed: bool,
-    output_padding: Sequence[int],
-    groups: int,
-    output_mask: Sequence[bool],
+def convolution_backward(
+    grad_output: Tensor, inputs: Tensor, weight: Tensor, _: Any, *how: Any
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """Gradients of input, weight and bias."""
+    """Gradients of input, weight and bias. how: as the operator has it, with the mask of those that are wanted."""
+    *slide, transposed, _, groups, output_mask = how
     if transposed:
-        return transposed_backward(grad_output, inputs, weight, (stride, padding, dilation), groups)
-    window = Window.of(weight.shape[2:], stride, padding, dilation)
+        return transposed_backward(grad_output, inputs, weight, slide, groups)
+    window = Window.of(weight.shape[2:], *slide)
     grad_input = _input_gradient(grad_output, inputs, weight, window, groups) if output_mask[0] else None
     grad_weight = _weight_gradient(grad_output, inputs, weight, window, groups) if output_mask[1] else None
     grad_bias = grad_output.sum([0, *range(2, inputs.dim())]) if output_mask[2] else None

@@ -200,17 +200,14 @@ def lstm(  # noqa: PLR0913, PLR0917, torch's own signature
 # Shapes: B batch, C channels, G groups, S positions of a channel; values are seen as (B, G, C / G, S).
 
 
-def group_norm(  # noqa: PLR0913, PLR0917, the operator's own signature
-    inputs: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    batch: int,
-    channels: int,
-    positions: int,
-    groups: int,
-    epsilon: float,
+def group_norm(
+    inputs: Tensor, weight: Tensor | None, bias: Tensor | None, *sizes: Any
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """`aten.native_group_norm`: the normalised values, and mean and 1 / deviation of each group (B, G)."""
+    """`aten.native_group_norm`: the normalised values, and mean and 1 / deviation of each group (B, G).
+
+    sizes: batch, channels, positions, groups and epsilon, as the operator has them.
+    """
+    *_, groups, epsilon = sizes
     x = _by_group(inputs, groups)
     mean = x.mean((2, 3), keepdim=True)
     centred = x - mean
@@ -220,19 +217,11 @@ def group_norm(  # noqa: PLR0913, PLR0917, the operator's own signature
     return out.reshape(inputs.shape), mean.squeeze((2, 3)), rstd.squeeze((2, 3))
 
 
-def group_norm_backward(  # noqa: PLR0913, PLR0917, the operator's own signature
-    grad_output: Tensor,
-    inputs: Tensor,
-    mean: Tensor,
-    rstd: Tensor,
-    weight: Tensor | None,
-    batch: int,
-    channels: int,
-    positions: int,
-    groups: int,
-    output_mask: Sequence[bool],
+def group_norm_backward(
+    grad_output: Tensor, inputs: Tensor, mean: Tensor, rstd: Tensor, weight: Tensor | None, *sizes: Any
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """Gradients of input, weight and bias, by two sums over positions."""
+    """Gradients of input, weight and bias, by two sums over positions. sizes: with the mask of those wanted behind."""
+    _, channels, positions, groups, output_mask = sizes
     grad, x = _by_group(grad_output, groups), _by_group(inputs, groups)
     rstd = rstd[:, :, None, None]
     centred = x - mean[:, :, None, None]

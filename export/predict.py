@@ -6,7 +6,6 @@ on a device's runtime those of torch, for several sizes of the batch.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Mapping, Sequence
 from typing import get_args
 
@@ -22,8 +21,8 @@ from export.errors import ExportError, ImpureModel, InvalidModel, ParityFailed, 
 from export.formats import formats
 from export.inference.trained import ALIKE, SIZES, apart
 from export.layers import Layers, layer_of
-from export.model import Model, copied
-from export.trial import Widened, worst
+from export.model import Model
+from export.trial import in_type, tensors_of, worst
 from export.trial_examples import draw_examples, fixed_batch
 from fedcore.bundle import Parity
 from fedcore.checkpoint import frozen_specs_of
@@ -176,18 +175,8 @@ def _rows(examples: Arrays, start: int, count: int) -> Arrays:
 
 def _torch(model: Model, params_D: np.ndarray, batch: Arrays, dtype: torch.dtype = torch.float32) -> Arrays:
     """The outputs in torch, with no rewriting by the exporter except of random draws."""
-    params, fields = torch.from_numpy(params_D), {name: torch.from_numpy(values) for name, values in batch.items()}
-    with torch.no_grad():
-        if dtype == torch.float32:
-            outputs = model.predict(model.tensors(params), fields)
-        else:
-            model = copy.copy(model)
-            model.module = copied(model.module).to(dtype)
-            with Widened():
-                fields = {
-                    name: field.to(dtype) if field.is_floating_point() else field for name, field in fields.items()
-                }
-                outputs = model.predict(model.tensors(params.to(dtype)), fields)
+    with torch.no_grad(), in_type(model, dtype) as run:
+        outputs = run.predict(run.tensors(torch.from_numpy(params_D).to(dtype)), tensors_of(batch, dtype))
     return {name: output.numpy() for name, output in outputs.items()}
 
 

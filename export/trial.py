@@ -7,7 +7,7 @@ import copy
 import functools
 import itertools
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -142,13 +142,8 @@ class Trial:
         vectors and fields.
         Raises InvalidModel when the model does not run in `dtype`.
         """
-        model: Model = self.model
-        widened: contextlib.AbstractContextManager[object] = contextlib.nullcontext()
-        if dtype != torch.float32:
-            model, widened = copy.copy(self.model), Widened()
-            model.module = copied(model.module).to(dtype)
         try:
-            with widened:
+            with in_type(self.model, dtype) as model:
                 return self._reference(model, dtype, guide, shake)
         except ExportError:
             raise
@@ -163,7 +158,7 @@ class Trial:
     def _reference(
         self, model: Model, dtype: torch.dtype, guide: TrialOutcome | None, shake: Shake | None
     ) -> TrialOutcome:
-        broadcast = _tensors(self.broadcast | self.kept, dtype)
+        broadcast = tensors_of(self.broadcast | self.kept, dtype)
         trails: dict[str, list[Arrays]] = {}
         last: dict[str, dict[str, torch.Tensor]] = {}
         measured = model.evaluating() if any(item.forward for item in self.trip.passes) else model
@@ -172,15 +167,15 @@ class Trial:
             carry, trails[item.name] = item.begin(received), []
             for number, batch in enumerate(self.batches[item.name]):
                 if guide and number:
-                    carry = _tensors(guide.start_of(item.name, number), dtype)
-                fields, mask = _tensors(batch.real.fields, dtype), torch.from_numpy(batch.real.mask).to(dtype)
+                    carry = tensors_of(guide.start_of(item.name, number), dtype)
+                fields, mask = tensors_of(batch.real.fields, dtype), torch.from_numpy(batch.real.mask).to(dtype)
                 run = measured if item.forward else model
                 if shake:
                     fields, run = _shaken(fields, shake), run.with_frozen(_shaken(run.frozen, shake))
                 oracle = oracle_of(item, run, fields, mask, torch.from_numpy(batch.real.noise))
                 carry = item.step(carry, received, functools.partial(_at_shaken, oracle, shake) if shake else oracle)
                 trails[item.name].append(_arrays(carry | {edge.METRICS: oracle.sums}))
-            last[item.name] = _tensors(_vectors_of((guide.trails if guide else trails)[item.name][-1]), dtype)
+            last[item.name] = tensors_of(_vectors_of((guide.trails if guide else trails)[item.name][-1]), dtype)
         ends = {edge.REPORT: self.trip.report(broadcast, last)}
         if keeps_client_state(self.trip):
             ends |= {
@@ -243,11 +238,11 @@ class Trial:
         by_tensor the worst tensor of the model in it.
         """
         distance = functools.partial(self._distance, by_tensor=by_tensor)
-        received = _tensors(self.broadcast | self.kept, torch.float32)
+        received = tensors_of(self.broadcast | self.kept, torch.float32)
         apart = {}
         for item in self.trip.passes:
             start = _arrays(item.begin(received))
-            last = _tensors(_vectors_of((guide or expected).trails[item.name][-1]), torch.float32)
+            last = tensors_of(_vectors_of((guide or expected).trails[item.name][-1]), torch.float32)
             received = with_carries(received, {item.name: last})
             if guide is None:
                 apart[edge.step_graph(item.name)] = distance(actual.last(item.name), expected.last(item.name), start)
@@ -284,7 +279,19 @@ class Trial:
         return list(itertools.accumulate(spec.size for spec in self.model.schema.tensors[:-1]))
 
 
-class Widened(TorchFunctionMode):
+@contextlib.contextmanager
+def in_type(model: Model, dtype: torch.dtype) -> Iterator[Model]:
+    """The model during a block in which it computes in float32, or in float64."""
+    if dtype == torch.float32:
+        yield model
+        return
+    other = copy.copy(model)
+    other.module = copied(model.module).to(dtype)
+    with _Widened():
+        yield other
+
+
+class _Widened(TorchFunctionMode):
     """Turns float32 that a model's own code requests into float64."""
 
     def __torch_function__(
@@ -331,7 +338,7 @@ def _vectors_of(carry: Arrays) -> Arrays:
     return {name: value for name, value in carry.items() if name != edge.METRICS}
 
 
-def _tensors(values: Arrays, dtype: torch.dtype) -> dict[str, torch.Tensor]:
+def tensors_of(values: Arrays, dtype: torch.dtype) -> dict[str, torch.Tensor]:
     """Tensors; those of floats in `dtype`."""
     tensors = {name: torch.from_numpy(value) for name, value in values.items()}
     return {name: tensor.to(dtype) if tensor.is_floating_point() else tensor for name, tensor in tensors.items()}

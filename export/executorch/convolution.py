@@ -120,19 +120,10 @@ def _is_depthwise(weight: Tensor, groups: int) -> bool:
     return weight.shape[0] == groups and weight.shape[1] == 1
 
 
-def convolution(  # noqa: PLR0913, PLR0917, the operator's own signature
-    inputs: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-    transposed: bool,
-    output_padding: Sequence[int],
-    groups: int,
-) -> Tensor:
-    """Patches times weights; if transposed, the input gradient of an ordinary convolution."""
-    window = Window.of(weight.shape[2:], stride, padding, dilation)
+def convolution(inputs: Tensor, weight: Tensor, bias: Tensor | None, *how: Any) -> Tensor:
+    """Patches times weights; if transposed, the input gradient of an ordinary convolution. how: as the operator has."""
+    *slide, transposed, output_padding, groups = how
+    window = Window.of(weight.shape[2:], *slide)
     if transposed:
         sizes = window.inputs(inputs.shape[2:], output_padding)
         result = _input_gradient(channels_last(inputs), weight, window, sizes, groups)
@@ -150,23 +141,14 @@ def convolution(  # noqa: PLR0913, PLR0917, the operator's own signature
     return channels_first(result.reshape(*met.shape[:-2], -1))
 
 
-def convolution_backward(  # noqa: PLR0913, PLR0917, the operator's own signature
-    grad_output: Tensor,
-    inputs: Tensor,
-    weight: Tensor,
-    bias_sizes: Sequence[int] | None,
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-    transposed: bool,
-    output_padding: Sequence[int],
-    groups: int,
-    output_mask: Sequence[bool],
+def convolution_backward(
+    grad_output: Tensor, inputs: Tensor, weight: Tensor, _: Any, *how: Any
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """Gradients of input, weight and bias."""
+    """Gradients of input, weight and bias. how: as the operator has it, with the mask of those that are wanted."""
+    *slide, transposed, _, groups, output_mask = how
     if transposed:
-        return transposed_backward(grad_output, inputs, weight, (stride, padding, dilation), groups)
-    window = Window.of(weight.shape[2:], stride, padding, dilation)
+        return transposed_backward(grad_output, inputs, weight, slide, groups)
+    window = Window.of(weight.shape[2:], *slide)
     grad = channels_last(grad_output)
     grad_input = grad_weight = grad_bias = None
     if output_mask[0]:

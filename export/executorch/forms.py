@@ -52,17 +52,11 @@ def _everywhere(x_NC: Tensor, like: Tensor) -> Tensor:
     return x_NC.reshape(x_NC.shape[0], *(1 for _ in like.shape[1:-1]), x_NC.shape[1])
 
 
-def group_norm(  # noqa: PLR0913, PLR0917, the operator's own signature
-    inputs: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    batch: int,
-    channels: int,
-    positions: int,
-    groups: int,
-    epsilon: float,
+def group_norm(
+    inputs: Tensor, weight: Tensor | None, bias: Tensor | None, *sizes: Any
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Statistics by sums over positions, which are fast, and then over the few channels of a group."""
+    _, channels, positions, groups, epsilon = sizes
     x, count = channels_last(inputs), positions * channels // groups
     mean_NC = _over_groups(_over_positions(x), groups) / count
     centred = x - _everywhere(mean_NC, x)
@@ -73,19 +67,11 @@ def group_norm(  # noqa: PLR0913, PLR0917, the operator's own signature
     return channels_first(out), mean_NC[:, ::each], rstd_NC[:, ::each]
 
 
-def group_norm_backward(  # noqa: PLR0913, PLR0917, the operator's own signature
-    grad_output: Tensor,
-    inputs: Tensor,
-    mean: Tensor,
-    rstd: Tensor,
-    weight: Tensor | None,
-    batch: int,
-    channels: int,
-    positions: int,
-    groups: int,
-    output_mask: Sequence[bool],
+def group_norm_backward(
+    grad_output: Tensor, inputs: Tensor, mean: Tensor, rstd: Tensor, weight: Tensor | None, *sizes: Any
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     """Two sums over positions give everything except the input's own gradient."""
+    _, channels, positions, groups, output_mask = sizes
     grad, x = channels_last(grad_output), channels_last(inputs)
     rstd_NC = _each_channel(rstd, channels)
     centred = x - _everywhere(_each_channel(mean, channels), x)
