@@ -55,7 +55,7 @@ def entry(
         checkpoint=checkpoint_sha256,
         params=params,
     )
-    return key.sign_entry(statement)
+    return key.sign_statement(statement)
 
 
 def check_signer(key: SigningKey, task: Task) -> None:
@@ -72,5 +72,5 @@ def log_proof(key: SigningKey, log: Sequence[Signed], release: Signed) -> LogPro
     if release not in log:
         return None
     tree, position = Tree([release_.leaf for release_ in log]), log.index(release)
-    head = key.sign_head(TreeHead(size=len(log), root=tree.root.hex()))
+    head = key.sign_statement(TreeHead(size=len(log), root=tree.root.hex()))
     return LogProof(head=head, position=position, path=tree.path(position))

@@ -10,7 +10,9 @@ from __future__ import annotations
 import base64
 import binascii
 import contextlib
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any, TypeVar
 
 import msgspec
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
@@ -31,11 +33,10 @@ from fedcore.privacy.certificate import PrivacyCertificate, decode_certificate
 from fedcore.private_files import write_private
 from fedcore.release import LineageEntry, Release, Signed, TreeHead, decode_entry, decode_head, decode_release
 
-DOMAIN, RELEASE = b"muster.plan.v1\0", b"muster.release.v1\0"
-LINEAGE, LOG, PRIVACY = b"muster.lineage.v1\0", b"muster.log.v1\0", b"muster.privacy.v1\0"
-MODEL = b"muster.model.v1\0"
-"""Prefixes of signed messages, so that no signature is valid for another purpose."""
+DOMAIN = b"muster.plan.v1\0"
+"""The prefix of signed plans."""
 KIND = "ed25519:"
+T = TypeVar("T", bound=msgspec.Struct)
 
 
 def message(plan: BlobRef) -> bytes:
@@ -55,38 +56,27 @@ def verify(plan: BlobRef, signature: PlanSignature) -> None:
         )
 
 
-def verified_release(signed: Signed) -> Release:
-    """The release, if its signer signed it. This does not check that the signer is trusted.
+_KINDS: Mapping[type[msgspec.Struct], tuple[bytes, str, Callable[[str], Any]]] = {
+    Release: (b"muster.release.v1\0", "release", decode_release),
+    ModelRelease: (b"muster.model.v1\0", "model release", decode_model_release),
+    LineageEntry: (b"muster.lineage.v1\0", "lineage entry", decode_entry),
+    TreeHead: (b"muster.log.v1\0", "head of the log", decode_head),
+    PrivacyCertificate: (b"muster.privacy.v1\0", "privacy certificate", decode_certificate),
+}
+"""Statements: the prefix of signed text, so that no signature is valid for another purpose, a name and a decoder."""
 
-    Raises BadSignature, InvalidKey or BadRelease.
+
+def verified(signed: Signed, kind: type[T]) -> T:
+    """The statement of this kind, if its signer signed it. This does not check that the signer is trusted.
+
+    kind: Release, ModelRelease, LineageEntry, TreeHead or PrivacyCertificate. Raises BadSignature, InvalidKey, and for
+    a malformed statement BadRelease, or PrivacyError.
     """
-    return decode_release(_verified(signed, RELEASE, "release"))
-
-
-def verified_model_release(signed: Signed) -> ModelRelease:
-    """The release of a model, if its signer signed it. Raises as `verified_release`."""
-    return decode_model_release(_verified(signed, MODEL, "model release"))
-
-
-def verified_entry(signed: Signed) -> LineageEntry:
-    """The entry of a lineage, if its signer signed it. Raises as `verified_release`."""
-    return decode_entry(_verified(signed, LINEAGE, "lineage entry"))
-
-
-def verified_head(signed: Signed) -> TreeHead:
-    """The head of a log of releases, if its signer signed it. Raises as `verified_release`."""
-    return decode_head(_verified(signed, LOG, "head of the log"))
-
-
-def verified_certificate(signed: Signed) -> PrivacyCertificate:
-    """The privacy certificate, if its signer signed it. Raises BadSignature, InvalidKey or PrivacyError."""
-    return decode_certificate(_verified(signed, PRIVACY, "privacy certificate"))
-
-
-def _verified(signed: Signed, domain: bytes, noun: str) -> str:
+    domain, noun, decode = _KINDS[kind]
     if not _fits(signed.signer, signed.value, domain + signed.text.encode()):
         raise BadSignature(f"the {noun} does not have the signature of {signed.signer}: it was altered")
-    return signed.text
+    statement: T = decode(signed.text)
+    return statement
 
 
 def _fits(signer: str, value: str, data: bytes) -> bool:
@@ -149,33 +139,14 @@ class SigningKey:
         """Sign a plan by its digest. The same key and plan give the same signature."""
         return PlanSignature(self.signer, self._signature(message(plan)))
 
-    def sign_release(self, release: Release) -> Signed:
-        """Sign a release: it decides what devices run in secure rounds."""
-        return self._signed(release, RELEASE)
-
-    def sign_model_release(self, release: ModelRelease) -> Signed:
-        """Sign the release of a model: it decides what apps predict with."""
-        return self._signed(release, MODEL)
-
-    def sign_entry(self, entry: LineageEntry) -> Signed:
-        """Sign an entry of a lineage."""
-        return self._signed(entry, LINEAGE)
-
-    def sign_head(self, head: TreeHead) -> Signed:
-        """Sign the head of a log of releases."""
-        return self._signed(head, LOG)
-
-    def sign_certificate(self, certificate: PrivacyCertificate) -> Signed:
-        """Sign a privacy certificate."""
-        return self._signed(certificate, PRIVACY)
+    def sign_statement(self, statement: msgspec.Struct) -> Signed:
+        """Sign a statement of one of the kinds that `verified` knows."""
+        text = msgspec.json.encode(statement, order="sorted").decode()
+        return Signed(text, self.signer, self._signature(_KINDS[type(statement)][0] + text.encode()))
 
     def secret(self, purpose: bytes) -> bytes:
         """32 secret bytes derived from the key: always the same for one purpose, different for each purpose."""
         return HKDF(SHA256(), 32, salt=None, info=purpose).derive(self._key.private_bytes_raw())
-
-    def _signed(self, statement: msgspec.Struct, domain: bytes) -> Signed:
-        text = msgspec.json.encode(statement, order="sorted").decode()
-        return Signed(text, self.signer, self._signature(domain + text.encode()))
 
     def _signature(self, data: bytes) -> str:
         return base64url(self._key.sign(data))

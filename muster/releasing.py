@@ -55,7 +55,7 @@ def released(  # noqa: PLR0913  # a release says so much
         algorithm_modules=algorithm_modules,
         evaluation=evaluation.bundle if isinstance(evaluation, Regularly) else None,
     )
-    return key.sign_release(release)
+    return key.sign_statement(release)
 
 
 def released_for(

@@ -301,12 +301,12 @@ def statements():
     evaluation = ReleasedEvaluation(plan="12" * 32, bounds=BOUNDS, constants={"edges": checkpoint.digest(values(3))})
     entry = LineageEntry(release="ab" * 32, round=1, parent="cd" * 32, checkpoint="ef" * 32)
     signed = {
-        "release": key.sign_release(release),
-        "keyed_release": key.sign_release(replace(release, seed=SEED)),
-        "evaluating_release": key.sign_release(replace(release, evaluation=evaluation)),
-        "entry": key.sign_entry(entry),
-        "evaluated_entry": key.sign_entry(replace(entry, params=checkpoint.digest(values(5)))),
-        "head": key.sign_head(TreeHead(size=3, root="ab" * 32)),
+        "release": key.sign_statement(release),
+        "keyed_release": key.sign_statement(replace(release, seed=SEED)),
+        "evaluating_release": key.sign_statement(replace(release, evaluation=evaluation)),
+        "entry": key.sign_statement(entry),
+        "evaluated_entry": key.sign_statement(replace(entry, params=checkpoint.digest(values(5)))),
+        "head": key.sign_statement(TreeHead(size=3, root="ab" * 32)),
     }
     return {
         "plan": msgspec.to_builtins(plan),

@@ -23,7 +23,7 @@ from fedcore.masking import fixed_points
 from fedcore.plan import Plan
 from fedcore.release import Release, ReleasedEvaluation, Signed, decode_release
 from fedcore.report import ReportLayout
-from fedcore.signing import verified_release
+from fedcore.signing import verified
 
 # What each part of the budget bounds, its unit, and how a plan comes to have less of it.
 _FIGURES = {
@@ -86,7 +86,7 @@ def check_signed(task: Task, wanted: Release | None, at: float) -> None:
             "it apart from the coordinator, and sign with it: --release-key, or `muster task release`, for "
             "`muster task create --release` and the dashboard"
         )
-    release = verified_release(signed)
+    release = verified(signed, Release)
     for name in ("population", "plan", "checkpoint", "bounds", "evaluation", "seed"):
         released, value = getattr(release, name), getattr(wanted, name)
         if released != value:

@@ -26,9 +26,10 @@ from coordinator.rules.roll_outs import (
 )
 from coordinator.store.blobs import OpenedStore
 from coordinator.store.records.records import Records
+from fedcore.model_release import ModelRelease
 from fedcore.plan import BlobRef, Plan
 from fedcore.release import Signed
-from fedcore.signing import verified_model_release
+from fedcore.signing import verified
 
 COUNTED_DAYS = 30
 """Days of counts that are shown, this one and those before."""
@@ -61,7 +62,7 @@ class ModelStore(OpenedStore):
 
     def release_model(self, signed: Signed, by: str = STORE) -> ModelVersion:
         """As `TaskStore` says."""
-        release = verified_model_release(signed)
+        release = verified(signed, ModelRelease)
         plan = Plan.decode(self._read(release.plan))
         check_model(plan, self._read(release.parameters))
         served = {release.plan, release.parameters, *predicting(plan)}

@@ -237,7 +237,7 @@ class CoordinatorStore(ModelStore, TaskStore, AbstractContextManager["Coordinato
             ledger=ledger_digest(rows),
             before=tuple(ancestors) or UNSET,
         )
-        certified = CertifiedLedger(key.sign_certificate(certificate), rows, tuple(ledgers) or UNSET)
+        certified = CertifiedLedger(key.sign_statement(certificate), rows, tuple(ledgers) or UNSET)
         self.note_read(by, Action.CERTIFICATE_READ, task_id, last)
         return certified
 

@@ -22,8 +22,8 @@ from fedcore import checkpoint
 from fedcore.errors import FedcoreError
 from fedcore.model_release import ModelRelease
 from fedcore.params import Float32
-from fedcore.release import LineageEntry, LogProof, Release, Signed, decode_entry, decode_head, decode_release
-from fedcore.signing import verified_entry, verified_head, verified_model_release, verified_release
+from fedcore.release import LineageEntry, LogProof, Release, Signed, TreeHead, decode_entry, decode_head, decode_release
+from fedcore.signing import verified
 from fedcore.wire.messages import Assignment
 from secagg.graph import climb, depth
 
@@ -55,8 +55,8 @@ class Releases:
         if signed.signer not in self.policy.signers:
             raise _refused("signers", f"the release is signed by {signed.signer}, which the policy does not name")
         try:
-            release = verified_release(signed)
-            entry = None if assignment.lineage is None else verified_entry(assignment.lineage)
+            release = verified(signed, Release)
+            entry = None if assignment.lineage is None else verified(assignment.lineage, LineageEntry)
         except FedcoreError as error:
             raise _refused("signers", str(error)) from error
         with self.database.transaction():
@@ -183,7 +183,7 @@ def _proven_head(release: Release, signed: Signed, proof: LogProof | None) -> Si
     if proof is None or proof.head.signer != release.lineage:
         raise _refused(_LOG, "no head that the release's lineage key signed comes with it")
     try:
-        head = verified_head(proof.head)
+        head = verified(proof.head, TreeHead)
     except FedcoreError as error:
         raise _refused(_LOG, str(error)) from error
     fits = proof.position < head.size and len(proof.path) == 32 * depth(head.size)
@@ -207,7 +207,7 @@ def signed_release(policy: Policy, signed: Signed) -> ModelRelease:
             f"the model release is signed by {signed.signer}, which the policy does not name",
         )
     try:
-        return verified_model_release(signed)
+        return verified(signed, ModelRelease)
     except FedcoreError as error:
         raise ModelRefused(str(error)) from error
 

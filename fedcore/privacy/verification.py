@@ -19,7 +19,7 @@ from fedcore.privacy.certificate import (
     ledger_digest,
 )
 from fedcore.privacy.settings import LedgerEntry, Noise, Privacy
-from fedcore.signing import verified_certificate
+from fedcore.signing import verified
 
 SAME_EPSILON = 1e-6
 """The relative difference that two computations of ε may have: versions of the accountant round differently."""
@@ -54,7 +54,7 @@ def verify(model: bytes, certified: CertifiedLedger, signer: str | None = None) 
     certificate = decode_certificate(signed.text)
     wrong = []
     try:
-        verified_certificate(signed)
+        verified(signed, PrivacyCertificate)
     except (BadSignature, InvalidKey) as error:
         wrong.append(f"signature: {error}")
     if signer is not None and signer != signed.signer:

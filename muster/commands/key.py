@@ -70,12 +70,12 @@ def log(*, head_file: HeadFile = None, store: TaskStore, json: Json = False) -> 
     Every signature is checked, and the log's root computed. With --head-file the log must begin with the one whose head
     the file holds. A head that a device was shown can be compared in the same way. The exit code is 1 for a broken log.
     """
-    from fedcore.release import TreeHead, decode_head
-    from fedcore.signing import verified_release
+    from fedcore.release import Release, TreeHead, decode_head
+    from fedcore.signing import verified
 
     saved = decode_head(head_file.read_text()) if head_file is not None and head_file.exists() else None
     signed = store.releases()
-    releases = list(map(verified_release, signed))
+    releases = [verified(one, Release) for one in signed]
     _demand_grown(signed, saved)
     head = TreeHead(size=len(signed), root=_root(signed))
     if head_file is not None:

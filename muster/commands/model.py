@@ -258,7 +258,7 @@ def release(
         )
         compared = None if rule is None else pass_gate(store, rule, made)
         keep(store, parameters)
-        version = store.release_model(signing.sign_model_release(made))
+        version = store.release_model(signing.sign_statement(made))
         if first is not None:
             store.promote_model(made.population, name, version.number, first, gate)
         answer(_facts(version) | {"gate": compared, "share": first}, json)

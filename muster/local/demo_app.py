@@ -124,7 +124,7 @@ class AppTrip:
             store, source, NAME, plan, params_D, self.key, evaluation=figures, forbid_older=False
         )
         keep(store, parameters)
-        version = store.release_model(self.key.sign_model_release(release)).number
+        version = store.release_model(self.key.sign_statement(release)).number
         store.promote_model(release.population, NAME, version, 1.0)
         return version
 

@@ -262,7 +262,7 @@ def evaluate(coordinator, params=linear.PARAMS, number=5, signer=LINEAGE, entry=
     released = coordinator.release(plan, coordinator.checkpoint)
     made = {"release": released.digest, "round": number, "parent": f"{number:064x}", "checkpoint": f"{number + 1:064x}"}
     made |= {"params": checkpoint.digest(params)} | (entry or {})
-    coordinator.lineage = signer.sign_entry(LineageEntry(**made))
+    coordinator.lineage = signer.sign_statement(LineageEntry(**made))
 
 
 def evaluated_again(coordinator, task, **changes):

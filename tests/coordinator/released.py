@@ -32,4 +32,4 @@ def version(store, number=1, params=START, key=RELEASE, counter=1, **more):
     parameters = checkpoint.encode({"params": np.asarray(params, np.float32)})
     statement = {"population": "phones", "name": "keyboard", "number": number, "counter": counter}
     statement |= {"plan": BlobRef.of(predicting_plan().encode()), "parameters": store.blobs.put(parameters)}
-    return key.sign_model_release(ModelRelease(**(statement | more)))
+    return key.sign_statement(ModelRelease(**(statement | more)))

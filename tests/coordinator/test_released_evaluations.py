@@ -15,8 +15,8 @@ from coordinator.rules.entities import Regularly
 from coordinator.store.tasks import TaskSettings
 from fedcore import checkpoint
 from fedcore.hold_out import is_held_out
-from fedcore.release import decode_release
-from fedcore.signing import verified_entry
+from fedcore.release import LineageEntry, decode_release
+from fedcore.signing import verified
 from muster.releasing import released
 from tests.coordinator.bundles import make_evaluation_bundle
 from tests.coordinator.conftest import LINEAGE, RELEASE
@@ -73,11 +73,11 @@ def test_a_release_names_the_plan_that_evaluates_and_its_constants(store, begin,
 )
 def test_a_release_of_another_evaluation_makes_no_task(store, bundle, begin, evaluation, change, words):
     good = decode_release(begin().release.text)
-    other = RELEASE.sign_release(structs.replace(good, evaluation=change(good.evaluation)))
+    other = RELEASE.sign_statement(structs.replace(good, evaluation=change(good.evaluation)))
     with pytest.raises(InvalidTask, match=f"{words}.*: sign it again"):
         begin(release=other)
     with pytest.raises(InvalidTask, match="the task's is not there: sign it again"):
-        store.register_task(bundle, SETTINGS, RELEASE.sign_release(good))
+        store.register_task(bundle, SETTINGS, RELEASE.sign_statement(good))
 
 
 def test_held_out_devices_are_shown_the_release_and_the_models_entry(store, desk, begin):
@@ -89,7 +89,7 @@ def test_held_out_devices_are_shown_the_release_and_the_models_entry(store, desk
         run(devices)
     [made] = evaluations(store, task)
     (given, *_) = desk.assign(*HELD_OUT)
-    shown_entry = verified_entry(given.lineage)
+    shown_entry = verified(given.lineage, LineageEntry)
     assert (given.task, given.round, given.release) == (made.id, 1, task.release)
     assert (given.lineage, given.lineage.signer) == (shown[2].lineage, LINEAGE.signer)
     assert (shown_entry.release, shown_entry.round, shown_entry.checkpoint) == (
@@ -100,7 +100,7 @@ def test_held_out_devices_are_shown_the_release_and_the_models_entry(store, desk
     vectors = store.checkpoint(made.id, 0)
     assert shown_entry.params == checkpoint.digest(vectors["params"])
     np.testing.assert_array_equal(vectors["params"], store.checkpoint(task.id, 2)["params"])
-    assert verified_entry(shown[1].lineage).params is UNSET  # of a round whose model is not evaluated
+    assert verified(shown[1].lineage, LineageEntry).params is UNSET  # of a round whose model is not evaluated
     constants = {name: checkpoint.digest(vector) for name, vector in vectors.items() if name != "params"}
     assert constants == decode_release(task.release.text).evaluation.constants
     assert store.releases() == [task.release]
@@ -112,7 +112,7 @@ def test_the_round_of_an_evaluation_adds_nothing_to_the_lineage(store, desk, beg
     [made] = evaluations(store, task)
     after = made.initial.checkpoint_sha256
     assert entry(LINEAGE, made, made.initial, after) is None
-    assert verified_entry(entry(LINEAGE, task, task.initial, after)).checkpoint == after
+    assert verified(entry(LINEAGE, task, task.initial, after), LineageEntry).checkpoint == after
 
 
 def test_commands_release_a_training_with_its_evaluation(store, database, tmp_path, bundle, evaluation):

@@ -13,8 +13,8 @@ from coordinator.rules.states import TaskState
 from coordinator.store.tasks import TaskSettings, open_coordinator_store
 from fedcore.codecs.codec import Rotation
 from fedcore.errors import BadSignature
-from fedcore.release import decode_release
-from fedcore.signing import SigningKey, verified_entry, verified_head
+from fedcore.release import LineageEntry, TreeHead, decode_release
+from fedcore.signing import SigningKey, verified
 from muster.releasing import released
 from secagg.graph import climb
 from tests.coordinator.bundles import START, make_bundle, make_plan
@@ -67,7 +67,7 @@ def test_a_release_names_the_seed_where_the_plan_has_codecs_alone(store, bundle,
     without = structs.replace(decode_release(sign(coded, seeded).text), seed=UNSET)
     for release, words in (
         (sign(coded), f"seed of the release is 0, the task's is {2**63 - 1}"),
-        (RELEASE.sign_release(without), "seed of the release is not there"),
+        (RELEASE.sign_statement(without), "seed of the release is not there"),
     ):
         with pytest.raises(InvalidTask, match=words):
             store.register_task(coded, seeded, release)
@@ -84,7 +84,7 @@ def test_every_checkpoint_comes_with_its_signed_descent(store, register, desk):
         run(devices)
     assert (shown[0].lineage, shown[0].checkpoint.sha256) == (None, decode_release(signed.text).checkpoint)
     for number, (before, after) in enumerate(itertools.pairwise(shown), start=1):
-        entry = verified_entry(after.lineage)
+        entry = verified(after.lineage, LineageEntry)
         assert (after.lineage.signer, entry.release, entry.round) == (LINEAGE.signer, signed.digest, number)
         assert (entry.parent, entry.checkpoint) == (before.checkpoint.sha256, after.checkpoint.sha256)
 
@@ -99,7 +99,7 @@ def test_every_release_is_logged_once_and_devices_get_the_proof(store, bundle, r
     register(population="others")
     assert store.releases() == [first, second, third]
     given = seat(desk)[0].given
-    head = verified_head(given.log.head)
+    head = verified(given.log.head, TreeHead)
     assert (given.release, given.log.head.signer, head.size, given.log.position) == (second, LINEAGE.signer, 3, 1)
     assert climb(second.leaf, 1, given.log.path).hex() == head.root
 
@@ -114,7 +114,7 @@ def test_a_model_that_was_rolled_back_to_is_signed_anew(store, register, desk):
     store.resume(task)
     desk.pass_time(1)
     given = seat(desk)[0].given
-    entry = verified_entry(given.lineage)
+    entry = verified(given.lineage, LineageEntry)
     assert given.checkpoint == first[0].given.checkpoint
     assert (given.round, entry.round, entry.checkpoint) == (3, 2, given.checkpoint.sha256)
     assert entry.parent == store.rounds(task)[0].checkpoint_sha256

@@ -39,5 +39,5 @@ def released(coordinator, number=1, *, params=None, plan=None, graph=None, key=K
         "counter": number,
         "expires_at": int(time.time()) + 3600,
     }
-    coordinator.models[NAME] = key.sign_model_release(ModelRelease(**given | members))
+    coordinator.models[NAME] = key.sign_statement(ModelRelease(**given | members))
     return coordinator.models[NAME]

@@ -43,7 +43,7 @@ def release(local, bundle, key, number, params):
     plan, parameters = bundle.manifest.plan, BlobRef.of(data)
     release = ModelRelease(population="p", name="digits", number=number, plan=plan, parameters=parameters, counter=1)
     local.store.blobs.put(data)
-    local.store.release_model(key.sign_model_release(release))
+    local.store.release_model(key.sign_statement(release))
     local.store.promote_model("p", "digits", number, 1.0)
 
 

@@ -17,7 +17,7 @@ from fedcore.algorithms import create
 from fedcore.model_release import ModelRelease
 from fedcore.params import ParamSchema, TensorSpec, VectorSpec
 from fedcore.plan import BlobRef, ExampleSpec, Field, FrozenVectors
-from fedcore.signing import verified_model_release
+from fedcore.signing import verified
 from simulator import datasets
 from tests.device_runtime import linear
 from tests.device_runtime.coordinator import refusal
@@ -305,8 +305,8 @@ def test_a_plan_that_is_none_is_refused(coordinator, model):
     blob = BlobRef.of(b"{}")
     coordinator.blobs[blob.sha256] = b"{}"
     released(coordinator, 1)
-    release = verified_model_release(coordinator.models[NAME])
-    coordinator.models[NAME] = KEY.sign_model_release(structs.replace(release, plan=blob))
+    release = verified(coordinator.models[NAME], ModelRelease)
+    coordinator.models[NAME] = KEY.sign_statement(structs.replace(release, plan=blob))
     refused(model, coordinator, "malformed plan" if model.runtime == "python" else "plan")
 
 
@@ -445,7 +445,7 @@ def test_both_devices_predict_alike_with_what_a_coordinator_releases(coordinator
                 "parameters": store.blobs.put(checkpoint.encode({"params": weights})),
             }
             about = {"population": "phones", "name": NAME, "number": number, "counter": 1}
-            store.release_model(KEY.sign_model_release(ModelRelease(**about, **blobs)))
+            store.release_model(KEY.sign_statement(ModelRelease(**about, **blobs)))
         with InPython(folder, local.url) as python, InNode(folder, local.url) as node:
             assert python.refresh() == node.refresh() == (False, None)
             for number in (1, 2):

@@ -143,12 +143,12 @@ def release(signer=RELEASE, **changes):
         "population": "phones", "plan": PLAN.sha256, "checkpoint": FIRST.sha256, "bounds": BOUNDS,
         "lineage": LINEAGE.signer, "counter": 1, "expires_at": int(NOW) + 1,
     }  # fmt: skip
-    return signer.sign_release(Release(**{**fields, **changes}))
+    return signer.sign_statement(Release(**{**fields, **changes}))
 
 
 def entry(signed, number=1, parent=FIRST, child=SECOND, signer=LINEAGE):
     made = LineageEntry(release=signed.digest, round=number, parent=parent.sha256, checkpoint=child.sha256)
-    return signer.sign_entry(made)
+    return signer.sign_statement(made)
 
 
 def after(signed, number=1, parent=FIRST, child=SECOND, **more):
@@ -183,7 +183,7 @@ ALTERED = structs.replace(release(), text=release().text.replace('"counter":1', 
         (ALTERED, "signers", "altered"),
         (structs.replace(release(), signer=OTHER.signer), "signers", "altered"),
         (
-            RELEASE.sign_entry(LineageEntry(release="0" * 64, round=1, parent="0" * 64, checkpoint="0" * 64)),
+            RELEASE.sign_statement(LineageEntry(release="0" * 64, round=1, parent="0" * 64, checkpoint="0" * 64)),
             "signers",
             "",
         ),
@@ -272,7 +272,7 @@ def evaluating(signed, number=1, parent=FIRST, child=SECOND, *, signer=LINEAGE, 
     made = LineageEntry(
         release=signed.digest, round=number, parent=parent.sha256, checkpoint=child.sha256, params=params
     )
-    given = {"release": signed, "plan": MEASURING, "checkpoint": MEASURED, "lineage": signer.sign_entry(made)}
+    given = {"release": signed, "plan": MEASURING, "checkpoint": MEASURED, "lineage": signer.sign_statement(made)}
     return assignment(**given | more)
 
 
@@ -349,7 +349,7 @@ def test_who_trains_refuses_an_entry_that_names_another_model_to_evaluate():
 def proof(log, signed, key=LINEAGE):
     """The proof that a release is in a log, the log's head signed with `key`."""
     tree, position = Tree([one.leaf for one in log]), log.index(signed)
-    head = key.sign_head(TreeHead(size=len(log), root=tree.root.hex()))
+    head = key.sign_statement(TreeHead(size=len(log), root=tree.root.hex()))
     return LogProof(head=head, position=position, path=tree.path(position))
 
 

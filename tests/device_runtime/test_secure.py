@@ -124,7 +124,7 @@ def releasing(signer=RELEASE, **changes):
             "population": "phones", "plan": plan.sha256, "checkpoint": checkpoint.sha256, "bounds": BOUNDS,
             "lineage": LINEAGE.signer, "counter": 1, "expires_at": 2**33,
         }  # fmt: skip
-        return signer.sign_release(Release(**{**fields, **changes}))
+        return signer.sign_statement(Release(**{**fields, **changes}))
 
     return make
 
@@ -261,7 +261,7 @@ def shows(secure, key, number=ROUND):
 def descent(secure, number):
     """The signed origin of the checkpoint in a later round, which no round has changed."""
     signed, same = secure.release(secure.plan, secure.checkpoint), secure.checkpoint.sha256
-    return LINEAGE.sign_entry(LineageEntry(release=signed.digest, round=number - 1, parent=same, checkpoint=same))
+    return LINEAGE.sign_statement(LineageEntry(release=signed.digest, round=number - 1, parent=same, checkpoint=same))
 
 
 @pytest.mark.security("Devices follow a chain of signatures … they never go back")

@@ -10,7 +10,8 @@ import pytest
 from fedcore.errors import BadRelease, BadSignature
 from fedcore.model_release import ModelRelease, check_model_name, decode_model_release
 from fedcore.plan import BlobRef
-from fedcore.signing import SigningKey, verified_model_release, verified_release
+from fedcore.release import Release
+from fedcore.signing import SigningKey, verified
 
 RELEASE = ModelRelease(
     population="phones",
@@ -29,18 +30,18 @@ def key(tmp_path):
 
 
 def test_a_signed_release_of_a_model_is_read_as_it_was_written(key):
-    assert verified_model_release(key.sign_model_release(RELEASE)) == RELEASE
+    assert verified(key.sign_statement(RELEASE), ModelRelease) == RELEASE
 
 
 def test_an_altered_release_of_a_model_is_refused(key):
-    signed = key.sign_model_release(RELEASE)
+    signed = key.sign_statement(RELEASE)
     with pytest.raises(BadSignature, match="model release"):
-        verified_model_release(msgspec.structs.replace(signed, text=signed.text.replace('"number":3', '"number":4')))
+        verified(msgspec.structs.replace(signed, text=signed.text.replace('"number":3', '"number":4')), ModelRelease)
 
 
 def test_a_model_release_is_not_a_release_for_secure_rounds(key):
     with pytest.raises(BadSignature):
-        verified_release(key.sign_model_release(RELEASE))
+        verified(key.sign_statement(RELEASE), Release)
 
 
 @pytest.mark.parametrize(

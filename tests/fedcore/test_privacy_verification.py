@@ -26,7 +26,7 @@ def wrong(tmp_path):
             task="t", round=after or rows[-1][0], model=hashlib.sha256(MODEL).hexdigest(), privacy=privacy,
             rounds=len(ledger), epsilon=spent(ledger, privacy.delta), ledger=ledger_digest(ledger),
         )  # fmt: skip
-        signed = key.sign_certificate(certificate)
+        signed = key.sign_statement(certificate)
         return [one.partition(":")[0] for one in verify(MODEL, CertifiedLedger(signed, ledger)).wrong]
 
     return check

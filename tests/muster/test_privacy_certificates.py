@@ -130,7 +130,7 @@ def test_a_certificate_that_anybody_signed_does_not_hold(certified, tmp_path):
     stranger = SigningKey.new(tmp_path / "stranger.pem")
     (row, _), statement = good.ledger, decode_certificate(good.certificate.text)
     modest = msgspec.structs.replace(statement, rounds=1, epsilon=spent([row], 1e-6), ledger=ledger_digest([row]))
-    beside.write_bytes(CertifiedLedger(stranger.sign_certificate(modest), (row,)).encode())
+    beside.write_bytes(CertifiedLedger(stranger.sign_statement(modest), (row,)).encode())
     done = in_process("privacy", "verify", model)
     assert done.exit_code == 3
     assert "yes" not in done.stdout

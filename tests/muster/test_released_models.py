@@ -12,7 +12,8 @@ from coordinator.store.tasks import TaskSettings
 from fedcore import checkpoint
 from fedcore.bundle import Bundle
 from fedcore.errors import BadRelease
-from fedcore.signing import SigningKey, verified_model_release
+from fedcore.model_release import ModelRelease
+from fedcore.signing import SigningKey, verified
 from tests.coordinator.bundles import START, evaluation_values, make_bundle, make_evaluation_bundle, report_body
 from tests.coordinator.conftest import committed
 from tests.coordinator.released import predicting_bundle, predicting_plan
@@ -79,7 +80,7 @@ def test_a_trained_model_is_released_and_promoted_step_by_step(served, trained, 
     made = release(trained, key, "--share", "5%", *here)
     assert made.exit_code == 0, made.output
     (version,) = store.model_versions("phones", "keyboard")
-    statement = verified_model_release(version.release)
+    statement = verified(version.release, ModelRelease)
     assert version.release.signer == SigningKey.load(key).signer
     found = checkpoint.decode(store.blobs.get(statement.parameters.sha256), predicting_plan().broadcast)["params"]
     np.testing.assert_array_equal(found, np.add(START, [1, 0, 0, 0]))

@@ -158,7 +158,7 @@ def test_a_release_moves_nothing_on_the_screen(typed):
         counter=1,
         expires_at=int(time.time()) + 60,
     )
-    signed = msgspec.to_builtins(SigningKey(Ed25519PrivateKey.generate()).sign_release(release))
+    signed = msgspec.to_builtins(SigningKey(Ed25519PrivateKey.generate()).sign_statement(release))
     with lying({"/admin/v1/releases": [signed]}) as where:
         check(typed("plan", "log", *where)[1])
 
@@ -177,7 +177,7 @@ def test_a_certificate_moves_nothing_on_the_screen(tmp_path, typed):
         epsilon=9.0,
         ledger=ledger_digest(rows),
     )
-    signed = SigningKey(Ed25519PrivateKey.generate()).sign_certificate(certificate)
+    signed = SigningKey(Ed25519PrivateKey.generate()).sign_statement(certificate)
     certificate_file(model).write_bytes(CertifiedLedger(signed, rows).encode())
     check("".join(typed("privacy", "verify", model)[1:]))
 

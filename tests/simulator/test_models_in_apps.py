@@ -55,7 +55,7 @@ def test_a_trained_model_is_released_predicts_and_gets_personal(tmp_path, coordi
                     store, source, "digits", plan, params, key, evaluation=figures, forbid_older=False
                 )
                 keep(store, parameters)
-                store.release_model(key.sign_model_release(made))
+                store.release_model(key.sign_statement(made))
                 store.promote_model(*MODEL, number, 1.0)
                 assert (opened.refresh(), opened.version) == (True, number)
                 assert_predicts(opened, model, params)
