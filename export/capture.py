@@ -226,7 +226,10 @@ class _Interpreter(fx.Interpreter):
 
 def _refuse_state(node: fx.Node, changed: Any, kinds_by_input: Mapping[fx.Node, str]) -> None:
     """Refuse an operator that changes an input or a frozen weight in place. kinds_by_input: the kind of each input."""
-    while isinstance(changed, fx.Node) and _shows(changed):
+    # A value may be another one, or a part of it, in the same memory.
+    while isinstance(changed, fx.Node) and (
+        changed.target is operator.getitem or (isinstance(changed.target, OpOverload) and changed.target.is_view)
+    ):
         changed = changed.args[0]
     if not isinstance(changed, fx.Node):
         return
@@ -235,11 +238,6 @@ def _refuse_state(node: fx.Node, changed: Any, kinds_by_input: Mapping[fx.Node, 
         raise InvalidModel(
             f"the model changes {IN_PLACE.get(kind, IN_PLACE[edge.CARRY])}".format(node.target, layer_of(node))
         )
-
-
-def _shows(node: fx.Node) -> bool:
-    """Whether a value is another one, or a part of it, in the same memory."""
-    return node.target is operator.getitem or (isinstance(node.target, OpOverload) and node.target.is_view)
 
 
 def _refuse(module: fx.GraphModule) -> None:

@@ -103,9 +103,9 @@ def convolution(inputs: Tensor, weight: Tensor, bias: Tensor | None, *how: Any) 
         return NotImplemented
     if groups == 1 and weight.numel() >= LARGE:
         size = window.outputs(inputs.shape[2:])
-        flat = _rows(weight) @ _patches(inputs, size, window)
+        flat = rows_of(weight) @ _patches(inputs, size, window)
         result = flat.reshape(weight.shape[0], inputs.shape[0], *size).transpose(0, 1)
-    elif _depthwise(weight, groups):
+    elif is_depthwise(weight, groups):
         result = _depthwise_small(inputs, weight, window)
     else:
         return NotImplemented
@@ -142,7 +142,7 @@ def transposed_backward(
 
 def _input_gradient(grad: Tensor, inputs: Tensor, weight: Tensor, window: Window, groups: int) -> Tensor:
     small = math.prod(inputs.shape[2:]) <= SMALL
-    if small and _depthwise(weight, groups):
+    if small and is_depthwise(weight, groups):
         places = _by_channel(grad) @ _matrices(weight, inputs, grad, window).transpose(1, 2)
         return places.reshape(*inputs.shape[1::-1], *inputs.shape[2:]).transpose(0, 1)
     back = tuple(reach - pad for reach, pad in zip(window.reach, window.padding, strict=True))
@@ -150,7 +150,7 @@ def _input_gradient(grad: Tensor, inputs: Tensor, weight: Tensor, window: Window
         # A convolution with the kernel turned round: its taps are met in the opposite order.
         whole = Window(window.kernel, window.stride, back, window.dilation)
         patches = _patches(grad, inputs.shape[2:], whole, backwards=True)
-        flat = _rows(weight.transpose(0, 1)) @ patches
+        flat = rows_of(weight.transpose(0, 1)) @ patches
         return flat.reshape(weight.shape[1], inputs.shape[0], *inputs.shape[2:]).transpose(0, 1)
     covered = [
         (out - 1) * step - 2 * pad + far + 1
@@ -167,7 +167,7 @@ def _weight_gradient(grad: Tensor, inputs: Tensor, weight: Tensor, window: Windo
     if groups == 1:
         flat = grad.transpose(0, 1).reshape(weight.shape[0], -1) @ _patches(inputs, grad.shape[2:], window).t()
         return _from_rows(flat, weight)
-    if not _depthwise(weight, groups):
+    if not is_depthwise(weight, groups):
         return _grouped_weight_gradient(grad, inputs, weight, window, groups)
     if math.prod(inputs.shape[2:]) <= SMALL:
         matrices = _by_channel(inputs).transpose(1, 2) @ _by_channel(grad)
@@ -223,18 +223,18 @@ def _taps(inputs: Tensor, size: Sequence[int], window: Window) -> Iterator[Tenso
         yield view
 
 
-def _rows(weight: Tensor) -> Tensor:
+def rows_of(weight: Tensor) -> Tensor:
     """A kernel (O, C, …) as a matrix (O, K·C), in the order of `_patches`."""
     return weight.permute(0, *range(2, weight.dim()), 1).reshape(weight.shape[0], -1)
 
 
 def _from_rows(flat: Tensor, weight: Tensor) -> Tensor:
-    """The inverse of `_rows`."""
+    """The inverse of `rows_of`."""
     channels_last = flat.reshape(weight.shape[0], *weight.shape[2:], weight.shape[1])
     return channels_last.permute(0, channels_last.dim() - 1, *range(1, channels_last.dim() - 1))
 
 
-def _depthwise(weight: Tensor, groups: int) -> bool:
+def is_depthwise(weight: Tensor, groups: int) -> bool:
     """Whether every channel is convolved separately, into one channel."""
     return weight.shape[0] == groups and weight.shape[1] == 1
 

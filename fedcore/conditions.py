@@ -127,26 +127,14 @@ def rounded_down(count: int) -> int:
     return 1 << (count.bit_length() - 1) if count else 0
 
 
-def _percent(fraction: float) -> str:
-    return f"{100 * fraction:.0f} %"
-
-
-def _megabytes(size_bytes: float) -> str:
-    return f"{size_bytes / 1e6:,.0f} MB"
-
-
-def _degrees(celsius: float) -> str:
-    return f"{celsius:.0f} °C"
-
-
 _FLAGS = {
     "charging": ("not charging", "charging or not"),
     "idle": ("in use", "in use or not"),
     "unmetered": ("the network is metered", "network metered or not"),
 }
 _MINIMA: dict[str, tuple[str, Callable[[float], str]]] = {
-    "battery": ("battery", _percent),
-    "free_storage_bytes": ("free storage", _megabytes),
-    "free_memory_bytes": ("free memory", _megabytes),
-    "thermal_headroom_c": ("thermal headroom", _degrees),
+    "battery": ("battery", lambda fraction: f"{100 * fraction:.0f} %"),
+    "free_storage_bytes": ("free storage", lambda size: f"{size / 1e6:,.0f} MB"),
+    "free_memory_bytes": ("free memory", lambda size: f"{size / 1e6:,.0f} MB"),
+    "thermal_headroom_c": ("thermal headroom", lambda celsius: f"{celsius:.0f} °C"),
 }

@@ -12,7 +12,6 @@ from collections.abc import Iterator
 from types import ModuleType
 
 import torch
-from torch import fx
 
 from export.capture import Captured
 from export.errors import ExportError, UnsupportedOperator
@@ -34,7 +33,10 @@ def to_executorch(captured: Captured) -> bytes:
 
     Raises UnsupportedOperator, naming the operator; ExportError when ExecuTorch is not installed.
     """
-    _refuse_several(captured.module.graph)
+    for node in captured.module.graph.nodes:
+        several = node.op == "call_function" and not isinstance(node.meta.get("val"), torch.Tensor)
+        if several and node.target is not torch.ops.aten.split_with_sizes.default:  # whose parts become slices
+            raise UnsupportedOperator(f"operator {node.target} has no ExecuTorch form here{layer_of(node)}")
     program = _program()
     names = {"inputs": [port.name for port in captured.inputs], "outputs": list(captured.outputs)}
     with warnings.catch_warnings():
@@ -42,14 +44,6 @@ def to_executorch(captured: Captured) -> bytes:
         warnings.simplefilter("ignore", DeprecationWarning)
         data: bytes = program.serialize(simplify(captured.module), names)
     return data
-
-
-def _refuse_several(graph: fx.Graph) -> None:
-    """Raise UnsupportedOperator for operators with several results, except a split, whose parts become slices."""
-    for node in graph.nodes:
-        several = node.op == "call_function" and not isinstance(node.meta.get("val"), torch.Tensor)
-        if several and node.target is not torch.ops.aten.split_with_sizes.default:
-            raise UnsupportedOperator(f"operator {node.target} has no ExecuTorch form here{layer_of(node)}")
 
 
 def _program() -> ModuleType:

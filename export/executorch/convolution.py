@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from export.convolution import Window, transposed_backward
+from export.convolution import Window, is_depthwise, rows_of, transposed_backward
 
 aten = torch.ops.aten
 
@@ -111,15 +111,6 @@ def _side_by_side(met: Tensor, window: Window, sizes: Sequence[int]) -> Tensor:
     return padded
 
 
-def _matrix(weight: Tensor) -> Tensor:
-    """(O, C, *kernel) -> (O, K·C)."""
-    return channels_last(weight).reshape(weight.shape[0], -1)
-
-
-def _is_depthwise(weight: Tensor, groups: int) -> bool:
-    return weight.shape[0] == groups and weight.shape[1] == 1
-
-
 def convolution(inputs: Tensor, weight: Tensor, bias: Tensor | None, *how: Any) -> Tensor:
     """Patches times weights; if transposed, the input gradient of an ordinary convolution. how: as the operator has."""
     *slide, transposed, output_padding, groups = how
@@ -130,11 +121,11 @@ def convolution(inputs: Tensor, weight: Tensor, bias: Tensor | None, *how: Any) 
         return channels_first(result if bias is None else result + bias)
     met = patches(channels_last(inputs), window)
     if groups == 1:
-        flat, matrix = met.reshape(-1, met.shape[-1] * window.taps), _matrix(weight).t()
+        flat, matrix = met.reshape(-1, met.shape[-1] * window.taps), rows_of(weight).t()
         result = flat @ matrix if bias is None else aten.addmm(bias, flat, matrix)
     else:
-        if _is_depthwise(weight, groups):
-            result = (_tapwise(met) * _tapwise(_matrix(weight).t())).sum(1).flatten(1)
+        if is_depthwise(weight, groups):
+            result = (_tapwise(met) * _tapwise(rows_of(weight).t())).sum(1).flatten(1)
         else:
             result = (_grouped(met, groups) @ _group_matrices(weight, groups)).transpose(0, 1).flatten(1)
         result = result if bias is None else result + bias
@@ -162,10 +153,10 @@ def convolution_backward(
 
 
 def _weight_gradient(grad: Tensor, met: Tensor, weight: Tensor, groups: int) -> Tensor:
-    """In the order of `_matrix`: channels out, taps, channels of a group."""
+    """In the order of `rows_of`: channels out, taps, channels of a group."""
     if groups == 1:
         return grad.reshape(-1, grad.shape[-1]).t() @ met.reshape(-1, met.shape[-2] * met.shape[-1])
-    if _is_depthwise(weight, groups):
+    if is_depthwise(weight, groups):
         products = _tapwise(met) * grad.reshape(-1, 1, 1, grad.shape[-1])
         return products.sum(0).reshape(met.shape[-2], met.shape[-1]).t()
     return _grouped(grad.unsqueeze(-2), groups).transpose(1, 2) @ _grouped(met, groups)
@@ -175,8 +166,8 @@ def _input_gradient(grad: Tensor, weight: Tensor, window: Window, sizes: Sequenc
     """(N, *S', O) -> (N, *S, C)."""
     if groups == 1:
         return _dense_input_gradient(grad, weight, window, sizes)
-    if _is_depthwise(weight, groups):
-        met = grad.reshape(-1, 1, 1, grad.shape[-1]) * _tapwise(_matrix(weight).t())
+    if is_depthwise(weight, groups):
+        met = grad.reshape(-1, 1, 1, grad.shape[-1]) * _tapwise(rows_of(weight).t())
     else:
         products = _grouped(grad.unsqueeze(-2), groups) @ _group_matrices(weight, groups).transpose(1, 2)
         met = products.reshape(*products.shape[:2], window.taps, -1).permute(1, 2, 0, 3)
@@ -188,7 +179,7 @@ def _dense_input_gradient(grad: Tensor, weight: Tensor, window: Window, sizes: S
     outside = tuple(reach - pad for reach, pad in zip(window.reach, window.padding, strict=True))
     turned = set(window.stride) == {1} and min(outside) >= 0 and not window.trivial
     if not turned or grad.shape[0] * math.prod(sizes) < 2 * weight.shape[0]:
-        met = grad.reshape(-1, grad.shape[-1]) @ _matrix(weight)
+        met = grad.reshape(-1, grad.shape[-1]) @ rows_of(weight)
         return unpatched(met.reshape(*grad.shape[:-1], window.taps, -1), window, sizes)
     rows = weight.permute(*range(2, weight.dim()), 0, 1).reshape(window.taps, -1)
     # The taps backwards, by a look-up in a table: it copies whole rows.
@@ -211,7 +202,7 @@ def _grouped(met: Tensor, groups: int) -> Tensor:
 
 def _group_matrices(weight: Tensor, groups: int) -> Tensor:
     """(O, C/G, *kernel) -> (G, K·C/G, O/G)."""
-    return _matrix(weight).reshape(groups, weight.shape[0] // groups, -1).transpose(1, 2)
+    return rows_of(weight).reshape(groups, weight.shape[0] // groups, -1).transpose(1, 2)
 
 
 def positive(x: Tensor) -> Tensor:

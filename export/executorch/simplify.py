@@ -115,10 +115,6 @@ def view(node: fx.Node, source: fx.Node) -> fx.Node:
     return source if shape_of(source) == shape else like(node, aten.view.default, (source, list(shape)))
 
 
-def _same(node: fx.Node) -> Any:
-    return node.args[0]
-
-
 def _as_strided(node: fx.Node) -> Any:
     """A view of all values in order stays a view; anything else would need strides, which are gone."""
     source = arguments(node)[0]
@@ -128,20 +124,12 @@ def _as_strided(node: fx.Node) -> Any:
     return node
 
 
-def _to_copy(node: fx.Node) -> Any:
-    return _cast(node, arguments(node)[0], node.meta["val"].dtype)
-
-
 def _cast(node: fx.Node, source: fx.Node, dtype: torch.dtype) -> fx.Node:
     if source.meta["val"].dtype == dtype:
         return source
     cast = like(node, aten._to_copy.default, (source,), source.meta["val"].to(dtype))
     cast.kwargs = {"dtype": dtype}
     return cast
-
-
-def _view(node: fx.Node) -> Any:
-    return view(node, arguments(node)[0])
 
 
 def _permute(node: fx.Node) -> Any:
@@ -268,10 +256,6 @@ def _clamped(node: fx.Node) -> Any:
     return _sink(like(node, aten.clamp.default, (node.args[0], *bounds)))
 
 
-def _reciprocal(node: fx.Node) -> Any:
-    return _sink(like(node, aten.div.Tensor, (1.0, node.args[0])))
-
-
 def _where(node: fx.Node) -> Any:
     """With a constant condition, choosing zeros is a product with a constant, and choosing infinities a sum."""
     condition, number, other = arguments(node)
@@ -368,26 +352,29 @@ POINTWISE = [
     aten.sqrt.default,
     aten.tanh.default,
 ]
+VIEWS = [
+    *(aten.view.default, aten._unsafe_view.default, aten.reshape.default, aten.unsqueeze.default),
+    *(aten.squeeze.dims, aten.squeeze.dim, aten.squeeze.default),
+]
 RULES: dict[Any, Rule] = {
     **dict.fromkeys(POINTWISE, _sink),
-    **dict.fromkeys(SAME, _same),
+    **dict.fromkeys(SAME, lambda node: node.args[0]),
     **dict.fromkeys(TENSOR_FORMS, _binary),
-    **dict.fromkeys([aten.view.default, aten._unsafe_view.default, aten.reshape.default], _view),
-    **dict.fromkeys([aten.unsqueeze.default, aten.squeeze.dims, aten.squeeze.dim, aten.squeeze.default], _view),
+    **dict.fromkeys(VIEWS, lambda node: view(node, arguments(node)[0])),
     **dict.fromkeys([aten.permute.default, aten.transpose.int, aten.t.default], _permute),
     **dict.fromkeys([aten.clamp.default, aten.relu.default, aten.hardtanh.default], _clamped),
     **dict.fromkeys([aten.full.default, aten.full_like.default, aten.scalar_tensor.default], _full),
     **dict.fromkeys([aten.mean.dim, aten.mean.default], _mean),
     **dict.fromkeys([aten.sum.dim_IntList, aten.sum.default], _sum),
     aten.as_strided.default: _as_strided,
-    aten._to_copy.default: _to_copy,
+    aten._to_copy.default: lambda node: _cast(node, arguments(node)[0], node.meta["val"].dtype),
     aten.slice.Tensor: _slice,
     aten.select.int: _select,
     operator.getitem: _getitem,
     aten.expand.default: _expand,
     aten.pow.Tensor_Scalar: _power,
     aten.where.self: _where,
-    aten.reciprocal.default: _reciprocal,
+    aten.reciprocal.default: lambda node: _sink(like(node, aten.div.Tensor, (1.0, node.args[0]))),
     aten.addmm.default: _addmm,
     aten.mm.default: _product,
     aten.bmm.default: _product,

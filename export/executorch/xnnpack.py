@@ -143,15 +143,7 @@ def delegable(node: fx.Node) -> bool:
     ) and (check is None or check(node))
 
 
-def _unary(kind: Any) -> Rule:
-    return _of_operands(kind, 1, 0)
-
-
-def _binary(kind: Any, flags: int = 0) -> Rule:
-    return _of_operands(kind, 2, flags)
-
-
-def _of_operands(kind: Any, count: int, flags: int) -> Rule:
+def _of(kind: Any, count: int = 1, flags: int = 0) -> Rule:
     """An operator of the first `count` arguments."""
 
     def rule(graph: Subgraph, node: fx.Node) -> int:
@@ -184,10 +176,6 @@ def _product(graph: Subgraph, node: fx.Node, left: Any, right: Any, bias: Any, f
     terms = INTERNAL if bias is None else graph.operand(bias)
     graph.emit(schema.XNNFullyConnected(graph.operand(left), graph.operand(right), terms, result, flags))
     return result
-
-
-def _view(graph: Subgraph, node: fx.Node) -> int:
-    return graph.reshape(graph.operand(node.args[0]), graph.result(node))
 
 
 def _permute(graph: Subgraph, node: fx.Node) -> int:
@@ -288,53 +276,37 @@ def _sum_middle(graph: Subgraph, value: int, count: int) -> int:
     return total
 
 
-def _is_dense_slice(node: fx.Node) -> bool:
-    return bool(arguments(node)[4] == 1)
-
-
-def _is_short_cat(node: fx.Node) -> bool:
-    return 2 <= len(arguments(node)[0]) <= MOST_PARTS
-
-
 def _is_short_repeat(node: fx.Node) -> bool:
     source, times = arguments(node)
     more = [count for count in times if count > 1]
     return len(times) == len(shape_of(source)) and len(more) == 1 and more[0] <= MOST_PARTS
 
 
-def _is_small_expansion(node: fx.Node) -> bool:
-    return math.prod(shape_of(node)) <= MOST_ONES * math.prod(shape_of(arguments(node)[0]))
-
-
-def _is_last_axis(node: fx.Node) -> bool:
-    return node.args[1] in {-1, len(shape_of(node)) - 1}
-
-
 RULES: dict[Any, Rule] = {
-    aten.add.Tensor: _binary(schema.XNNAdd),
-    aten.sub.Tensor: _binary(schema.XNNSubtract),
-    aten.mul.Tensor: _binary(schema.XNNMultiply),
-    aten.div.Tensor: _binary(schema.XNNDiv),
-    aten.maximum.default: _binary(schema.XNNMaximum),
-    aten.minimum.default: _binary(schema.XNNMinimum),
-    aten.abs.default: _unary(schema.XNNAbs),
-    aten.ceil.default: _unary(schema.XNNCeiling),
-    aten.exp.default: _unary(schema.XNNExp),
-    aten.floor.default: _unary(schema.XNNFloor),
-    aten.log.default: _unary(schema.XNNLog),
-    aten.neg.default: _unary(schema.XNNNegate),
-    aten.rsqrt.default: _unary(schema.XNNReciprocalSquareRoot),
-    aten.sigmoid.default: _unary(schema.XNNSigmoid),
-    aten.sqrt.default: _unary(schema.XNNSquareRoot),
-    aten.tanh.default: _unary(schema.XNNTanh),
-    aten._softmax.default: _unary(schema.XNNSoftmax),
+    aten.add.Tensor: _of(schema.XNNAdd, 2),
+    aten.sub.Tensor: _of(schema.XNNSubtract, 2),
+    aten.mul.Tensor: _of(schema.XNNMultiply, 2),
+    aten.div.Tensor: _of(schema.XNNDiv, 2),
+    aten.maximum.default: _of(schema.XNNMaximum, 2),
+    aten.minimum.default: _of(schema.XNNMinimum, 2),
+    aten.abs.default: _of(schema.XNNAbs),
+    aten.ceil.default: _of(schema.XNNCeiling),
+    aten.exp.default: _of(schema.XNNExp),
+    aten.floor.default: _of(schema.XNNFloor),
+    aten.log.default: _of(schema.XNNLog),
+    aten.neg.default: _of(schema.XNNNegate),
+    aten.rsqrt.default: _of(schema.XNNReciprocalSquareRoot),
+    aten.sigmoid.default: _of(schema.XNNSigmoid),
+    aten.sqrt.default: _of(schema.XNNSquareRoot),
+    aten.tanh.default: _of(schema.XNNTanh),
+    aten._softmax.default: _of(schema.XNNSoftmax),
     aten.clamp.default: _clamp,
     aten.mm.default: _mm,
     aten.addmm.default: _mm,
     aten.linear.default: _linear,
-    aten.bmm.default: _binary(schema.XNNBatchMatrixMultiply),
-    bmm_turned: _binary(schema.XNNBatchMatrixMultiply, TRANSPOSED),
-    aten.view.default: _view,
+    aten.bmm.default: _of(schema.XNNBatchMatrixMultiply, 2),
+    bmm_turned: _of(schema.XNNBatchMatrixMultiply, 2, TRANSPOSED),
+    aten.view.default: lambda graph, node: graph.reshape(graph.operand(node.args[0]), graph.result(node)),
     aten.permute.default: _permute,
     aten.slice.Tensor: _slice,
     aten.cat.default: _cat,
@@ -343,9 +315,9 @@ RULES: dict[Any, Rule] = {
     aten.sum.dim_IntList: _sum,
 }
 CHECKS: dict[Any, Callable[[fx.Node], bool]] = {
-    aten.slice.Tensor: _is_dense_slice,
-    aten.cat.default: _is_short_cat,
-    aten.expand.default: _is_small_expansion,
+    aten.slice.Tensor: lambda node: bool(arguments(node)[4] == 1),
+    aten.cat.default: lambda node: 2 <= len(arguments(node)[0]) <= MOST_PARTS,
+    aten.expand.default: lambda node: math.prod(shape_of(node)) <= MOST_ONES * math.prod(shape_of(arguments(node)[0])),
     aten.repeat.default: _is_short_repeat,
-    aten._softmax.default: _is_last_axis,
+    aten._softmax.default: lambda node: node.args[1] in {-1, len(shape_of(node)) - 1},
 }

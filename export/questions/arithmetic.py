@@ -111,16 +111,11 @@ def divide(left: Expression, right: Expression) -> Expression:
     divisors = [end for end in (right.low, -1, 1, right.high) if end and right.low <= end <= right.high]
     by_zero = None if right.low > 0 or right.high < 0 else (lambda _, values: values != 0)
     if kind == "whole":
-        ends = [_towards_zero(end, divisor) for end in (left.low, left.high) for divisor in divisors]
+        ends = [FUNCTIONS["/"](int(end), int(divisor)) for end in (left.low, left.high) for divisor in divisors]
         return derived(kind, (min(ends), max(ends)), _whole_quotient, left, right, valid=by_zero)
     bounds = corners(lambda one, other: one / other, left, right) if by_zero is None else (-math.inf, math.inf)
     bounds = (-math.inf, math.inf) if any(map(math.isnan, bounds)) else bounds
     return derived(kind, bounds, lambda one, other: _held(one / _not_zero(other), bounds), left, right, valid=by_zero)
-
-
-def _towards_zero(value: float, divisor: float) -> int:
-    quotient = abs(int(value)) // abs(int(divisor))
-    return quotient if (value < 0) == (divisor < 0) else -quotient
 
 
 def _not_zero(values: Tensor) -> Tensor:

@@ -178,8 +178,9 @@ class Columns:
             return Shown(Number(0), "whole")
         if aggregate.held is None:
             return Shown(Cell(self._sums.count(aggregate.condition, number)), "whole")
-        ones = literal(1) if number is None else _ones_of(number)
-        count = self._sums.total(aggregate.condition, ones, aggregate.held)
+        # 1 where a number is not NULL, which it is elsewhere.
+        known = number and OPERATORS["case"](OPERATORS["is_null"](number), literal(None), literal(1))
+        count = self._sums.total(aggregate.condition, known or literal(1), aggregate.held)
         return Shown(count, "real" if _is_real(aggregate.held) else "whole")
 
     def _sum(self, aggregate: Aggregate) -> Shown:
@@ -295,11 +296,6 @@ class Columns:
 
     def _devices(self, aggregate: Aggregate) -> Shown:
         return Shown(Cell(self._sums.voters(aggregate.condition)), "whole")
-
-
-def _ones_of(number: Expression) -> Expression:
-    """1 where a number is not NULL, which it is elsewhere."""
-    return OPERATORS["case"](OPERATORS["is_null"](number), literal(None), literal(1))
 
 
 def _square(number: Expression) -> Expression:

@@ -125,7 +125,8 @@ class Contributors:
             for taken, value in self._choices(term):
                 yield from self.to(value, _and(condition, *taken))
         else:
-            yield _and(condition, truth(number)) if _may_add_nothing(number) else condition
+            may_add_nothing = number.nullable or number.low <= 0 <= number.high
+            yield _and(condition, truth(number)) if may_add_nothing else condition
             yield from self._within(term, condition)
 
     def _within(self, term: Term, condition: Piece) -> Iterator[Piece]:
@@ -172,8 +173,3 @@ def _and(*conditions: Piece) -> Piece:
     """Where all conditions are true."""
     given = [one for one in conditions if one is not None]
     return OPERATORS["and"](*given) if given else None
-
-
-def _may_add_nothing(number: Expression) -> bool:
-    """Whether a number may be NULL or 0."""
-    return number.nullable or number.low <= 0 <= number.high

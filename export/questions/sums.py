@@ -284,7 +284,8 @@ def _of(included: Expression | None, batch: Batch, ones: Tensor) -> Tensor:
 
 def _adding(number: Expression, included: Expression | None) -> Compute:
     def compute(batch: Batch, ones: Tensor) -> Tensor:
-        values = _as_float(batch.rows(batch.of(number).values), number)
+        values = batch.rows(batch.of(number).values)
+        values = (values if number.largest <= FARTHEST else values.clamp(-FARTHEST, FARTHEST)).to(torch.float32)
         return _of(included, batch, ones) * values.unsqueeze(-1)
 
     return compute
@@ -299,11 +300,6 @@ def _adding_words(parts: Sequence[Expression], included: Expression | None) -> C
         return torch.cat([(chosen * word.to(torch.float32).unsqueeze(1)).flatten(1) for word in _words(values)], 1)
 
     return compute
-
-
-def _as_float(values: Tensor, number: Expression) -> Tensor:
-    held = values if number.largest <= FARTHEST else values.clamp(-FARTHEST, FARTHEST)
-    return held.to(torch.float32)
 
 
 def _words(values: Tensor) -> Sequence[Tensor]:

@@ -69,7 +69,7 @@ def train(loop: Loop, step: LocalStep, server_lr: float, *before: Pass) -> Excha
     def update(state: State, mean: Report, step: ServerStep = ServerStep()) -> State:
         return state | {"params": state["params"] + server_lr * step.lr_scale * mean["delta"]}
 
-    return Exchange((*before, Pass("train", loop, _model, step)), _everything, _delta, update)
+    return Exchange((*before, Pass("train", loop, _model, step)), dict, _delta, update)
 
 
 def reduced_gradient(carry: Carry, received: Broadcast, grad: Gradient) -> Vector:
@@ -81,10 +81,6 @@ def reduced_gradient(carry: Carry, received: Broadcast, grad: Gradient) -> Vecto
 
 def _model(vectors: Mapping[str, Vector]) -> dict[str, Vector]:
     return {"params": vectors["params"]}
-
-
-def _everything(state: State) -> Broadcast:
-    return dict(state)
 
 
 def _gradient(broadcast: Broadcast, carries: Mapping[str, Carry]) -> Report:

@@ -125,10 +125,6 @@ def _told(total: float, squares: float, count: float) -> bool:
     return spread == 0 or spread >= squares * count / TOLD
 
 
-def _variance_if_told(total: float, squares: float, count: float) -> float | None:
-    return _variance(total, squares, count, 0) if _told(total, squares, count) else None
-
-
 def _correlation_if_told(count: float, x: float, y: float, xx: float, yy: float, xy: float) -> float | None:
     return _correlation(count, x, y, xx, yy, xy) if _told(x, xx, count) and _told(y, yy, count) else None
 
@@ -201,7 +197,9 @@ FUNCTIONS: Mapping[str, Function] = {
     "null_if_none": lambda value, count: value if count > 0 else None,
     "mean": _mean,
     "variance": lambda total, squares, count: _variance(total, squares, count, 1),
-    "variance_if_told": _variance_if_told,
+    "variance_if_told": lambda total, squares, count: (
+        _variance(total, squares, count, 0) if _told(total, squares, count) else None
+    ),
     "variance_of_all": lambda total, squares, count: _variance(total, squares, count, 0),
     "root": _strict(lambda value: math.sqrt(max(value, 0.0))),
     "correlation": _correlation,
