@@ -40,10 +40,8 @@ class Layers:
         """Hook into every layer while a trace is made."""
         with traceback.preserve_node_meta(), ExitStack() as hooks:
             for path, layer in self.module.named_modules():
-                before = layer.register_forward_pre_hook(self._enter(path))
-                after = layer.register_forward_hook(self._leave(path))
-                hooks.callback(before.remove)
-                hooks.callback(after.remove)
+                hooks.callback(layer.register_forward_pre_hook(self._enter(path)).remove)
+                hooks.callback(layer.register_forward_hook(self._leave(path)).remove)
             yield
             self._paths = [LOSS]
 

@@ -145,7 +145,7 @@ def interpolate(  # noqa: PLR0913, PLR0917, torch's own signature
         how = f"by {mode!r}" + " with antialias" * antialias
         raise UnsupportedOperator(f"interpolation {how}; there are {', '.join(LINES)}")
     axes = inputs.dim() - 2
-    factors = _factors(scale_factor, axes)
+    factors = scale_factor if isinstance(scale_factor, tuple | list) else [scale_factor] * axes
     for axis, factor in enumerate(factors, 2):
         have = inputs.shape[axis]
         cells = _each(size, axes)[axis - 2] if factor is None else int(have * factor)
@@ -156,10 +156,6 @@ def interpolate(  # noqa: PLR0913, PLR0917, torch's own signature
         else:
             inputs = _along(inputs, axis, LINES[mode](have, cells, walk, bool(align_corners)))
     return inputs
-
-
-def _factors(scale_factor: Any, axes: int) -> list[float | None]:
-    return list(scale_factor) if isinstance(scale_factor, tuple | list) else [scale_factor] * axes
 
 
 def _nearest(have: int, cells: int, walk: float, align_corners: bool, centre: float = 0.0) -> np.ndarray:

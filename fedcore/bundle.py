@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from fedcore.decoding import UNDECODABLE, decoder
+from fedcore.decoding import decoded, decoder
 from fedcore.errors import DigestMismatch, PlanError
 from fedcore.plan import BlobRef, Plan, PlanSignature, decode_versioned
 from fedcore.visible import facts_of
@@ -128,10 +128,7 @@ _MANIFEST = decoder(Manifest)
 
 def decode_certificate(data: bytes) -> Certificate:
     """A parity certificate from JSON. Raises PlanError."""
-    try:
-        return _CERTIFICATE.decode(data)
-    except UNDECODABLE as error:
-        raise PlanError(f"malformed certificate: {error}") from error
+    return decoded(data, _CERTIFICATE, "certificate", PlanError)
 
 
 class Bundle:

@@ -26,16 +26,16 @@ def decoder(kind: type[T]) -> msgspec.json.Decoder[T]:
         return msgspec.json.Decoder(kind)
 
 
-def decode_signed(
-    text: str, kind: msgspec.json.Decoder[T], noun: str, error: type[Exception], version: int | None = None
+def decoded(
+    data: str | bytes, kind: msgspec.json.Decoder[T], noun: str, error: type[Exception], version: int | None = None
 ) -> T:
-    """The content of a signed statement whose signature the caller has checked.
+    """What JSON says, such as a signed statement whose signature the caller has checked.
 
-    noun: what it is, for messages. version: the only one that this side knows, if statements of this kind have one.
-    Raises `error` for a malformed statement or another version.
+    noun: what it is, for messages. version: the only one that this side knows, if things of this kind have one.
+    Raises `error` for what is malformed or of another version.
     """
     try:
-        found = kind.decode(text)
+        found = kind.decode(data)
     except UNDECODABLE as reason:
         raise error(f"malformed {noun}: {reason}") from reason
     if (found_version := getattr(found, "version", version)) != version:

@@ -11,7 +11,7 @@ from typing import Annotated
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from fedcore.decoding import decode_signed, decoder
+from fedcore.decoding import decoded, decoder
 from fedcore.errors import BadRelease
 from fedcore.plan import BlobRef
 from fedcore.validation import Count
@@ -64,4 +64,4 @@ def check_model_name(name: str) -> None:
 
 def decode_model_release(text: str) -> ModelRelease:
     """The release in a signed statement. The caller has checked the signature. Raises BadRelease."""
-    return decode_signed(text, _RELEASE, "model release", BadRelease, MODEL_RELEASE_VERSION)
+    return decoded(text, _RELEASE, "model release", BadRelease, MODEL_RELEASE_VERSION)

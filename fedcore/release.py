@@ -11,7 +11,7 @@ from typing import Annotated
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from fedcore.decoding import decode_signed, decoder
+from fedcore.decoding import decoded, decoder
 from fedcore.errors import BadRelease
 from fedcore.validation import Count, Digest
 
@@ -135,14 +135,14 @@ _RELEASE, _ENTRY, _HEAD = decoder(Release), decoder(LineageEntry), decoder(TreeH
 
 def decode_release(text: str) -> Release:
     """The release in a signed statement. The caller has checked the signature. Raises BadRelease."""
-    return decode_signed(text, _RELEASE, "release", BadRelease, RELEASE_VERSION)
+    return decoded(text, _RELEASE, "release", BadRelease, RELEASE_VERSION)
 
 
 def decode_entry(text: str) -> LineageEntry:
     """The entry of a lineage in a signed statement. The caller has checked the signature. Raises BadRelease."""
-    return decode_signed(text, _ENTRY, "lineage entry", BadRelease)
+    return decoded(text, _ENTRY, "lineage entry", BadRelease)
 
 
 def decode_head(text: str) -> TreeHead:
     """The head of a log in a signed statement. The caller has checked the signature. Raises BadRelease."""
-    return decode_signed(text, _HEAD, "head of the log", BadRelease)
+    return decoded(text, _HEAD, "head of the log", BadRelease)

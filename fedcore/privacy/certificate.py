@@ -15,7 +15,7 @@ from typing import NamedTuple
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from fedcore.decoding import UNDECODABLE, decode_signed, decoder
+from fedcore.decoding import UNDECODABLE, decoded, decoder
 from fedcore.errors import PrivacyError
 from fedcore.privacy.settings import LedgerEntry, Privacy
 from fedcore.release import Signed
@@ -135,7 +135,7 @@ def ledger_digest(rows: Sequence[LedgerEntry]) -> str:
 
 def decode_certificate(text: str) -> PrivacyCertificate:
     """The certificate in a signed statement. The caller has checked the signature. Raises PrivacyError."""
-    return decode_signed(text, _CERTIFICATE, "certificate", PrivacyError, CERTIFICATE_VERSION)
+    return decoded(text, _CERTIFICATE, "certificate", PrivacyError, CERTIFICATE_VERSION)
 
 
 _CERTIFICATE, _CERTIFIED = decoder(PrivacyCertificate), decoder(CertifiedLedger)

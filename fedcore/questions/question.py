@@ -24,7 +24,7 @@ from typing import Literal, TypeAlias
 import msgspec
 from msgspec.structs import force_setattr
 
-from fedcore.decoding import UNDECODABLE, decoder
+from fedcore.decoding import decoded, decoder
 from fedcore.errors import QuestionError
 from fedcore.questions.functions import FUNCTIONS
 from fedcore.validation import offered
@@ -193,10 +193,7 @@ class Question(msgspec.Struct, frozen=True, omit_defaults=True):
     @classmethod
     def decode(cls, text: str) -> Question:
         """A question from JSON. Raises QuestionError."""
-        try:
-            return _QUESTION.decode(text)
-        except UNDECODABLE as error:
-            raise QuestionError(f"malformed question: {error}") from error
+        return decoded(text, _QUESTION, "question", QuestionError)
 
 
 def words_of(name: str) -> tuple[str, str]:
