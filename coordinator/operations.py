@@ -9,22 +9,10 @@ from typing import Any, Protocol, get_type_hints
 
 import msgspec
 
+from coordinator.rules import entities
 from coordinator.rules.alerts import Alert, Assumption
 from coordinator.rules.audit import AuditEntry
 from coordinator.rules.budget import BudgetReport
-from coordinator.rules.entities import (
-    Device,
-    Evaluates,
-    Measured,
-    RegularEvaluation,
-    Regularly,
-    Role,
-    RoundRecord,
-    SessionShape,
-    Spent,
-    Task,
-    Transition,
-)
 from coordinator.rules.kinds import TaskAnswer
 from coordinator.rules.progress import Progress
 from coordinator.rules.roll_outs import Model, ModelCount, ModelVersion, RollOut
@@ -56,17 +44,17 @@ class NewTask(msgspec.Struct, frozen=True):
     settings: TaskSettings
     release: Signed | None = None
     name: str | None = None
-    evaluates: Evaluates | None = None
-    evaluation: RegularEvaluation | None = None
+    evaluates: entities.Evaluates | None = None
+    evaluation: entities.RegularEvaluation | None = None
 
 
 class TrainedTasks(Protocol):
     """Tasks that another may begin at. Methods raise UnknownTask."""
 
-    def task(self, task_id: str) -> Task:
+    def task(self, task_id: str) -> entities.Task:
         """One task."""
 
-    def rounds(self, task_id: str) -> list[RoundRecord]:
+    def rounds(self, task_id: str) -> list[entities.RoundRecord]:
         """Every attempt at every round, in order."""
 
     def plan_part(self, task_id: str, part: str | None = None) -> bytes:
@@ -98,8 +86,8 @@ class TaskStore(TrainedTasks, Protocol):
         release: Signed | None = None,
         *,
         name: str | None = None,
-        evaluation: Evaluates | Regularly | RegularEvaluation | None = None,
-    ) -> Task:
+        evaluation: entities.Evaluates | entities.Regularly | entities.RegularEvaluation | None = None,
+    ) -> entities.Task:
         """Copy a bundle into the store, or take one whose blobs are there by its manifest, and start a task on it.
 
         release: signed for this bundle and these settings; a task with secure aggregation needs one. name: for people;
@@ -115,7 +103,7 @@ class TaskStore(TrainedTasks, Protocol):
         StoreConflict when collections take its blobs again and again.
         """
 
-    def tasks(self) -> list[Task]:
+    def tasks(self) -> list[entities.Task]:
         """Every task, oldest first."""
 
     def manifest(self, task_id: str) -> Manifest:
@@ -130,16 +118,16 @@ class TaskStore(TrainedTasks, Protocol):
     def progress_of(self, task_id: str) -> Progress:
         """Why a task is where it is: a reason, and a sentence for people."""
 
-    def evaluations(self, task_id: str) -> list[Measured]:
+    def evaluations(self, task_id: str) -> list[entities.Measured]:
         """Every evaluation of the task's models, by round, then the oldest first."""
 
-    def spent(self, task_id: str) -> list[Spent]:
+    def spent(self, task_id: str) -> list[entities.Spent]:
         """What the task had spent of its privacy budget after each of its private rounds, in order."""
 
-    def sessions(self, task_id: str) -> list[SessionShape]:
+    def sessions(self, task_id: str) -> list[entities.SessionShape]:
         """Counts of sessions by their steps, of the task, and of its population for sessions that got no task."""
 
-    def history(self, task_id: str) -> list[Transition]:
+    def history(self, task_id: str) -> list[entities.Transition]:
         """Every change of the task's state, in order, with its cause and time."""
 
     def model(self, task_id: str, number: int | None = None) -> bytes:
@@ -222,7 +210,7 @@ class TaskStore(TrainedTasks, Protocol):
     def remove_budget(self, population: str) -> BudgetReport:
         """Remove the privacy budget of a population; what its tasks have spent stays counted. Raises as `budget`."""
 
-    def devices(self, limit: int = 100, *, revoked: bool = False) -> list[Device]:
+    def devices(self, limit: int = 100, *, revoked: bool = False) -> list[entities.Device]:
         """The devices that enrolled last, the newest first; or those that were revoked, the last one first."""
 
     def audit(self, after: int | None = None, limit: int = 100) -> list[AuditEntry]:
@@ -234,16 +222,16 @@ class TaskStore(TrainedTasks, Protocol):
         The first says so if no coordinator looks for alerts.
         """
 
-    def pause(self, task_id: str) -> Task:
+    def pause(self, task_id: str) -> entities.Task:
         """Open no new round; the running one finishes. Raises TaskEnded unless the task is active."""
 
-    def resume(self, task_id: str) -> Task:
+    def resume(self, task_id: str) -> entities.Task:
         """Undo `pause`. Raises TaskEnded unless the task is paused."""
 
-    def cancel(self, task_id: str) -> Task:
+    def cancel(self, task_id: str) -> entities.Task:
         """End the task and abandon its running round; what was committed stays. Raises TaskEnded when it is over."""
 
-    def roll_back(self, task_id: str, number: int) -> Task:
+    def roll_back(self, task_id: str, number: int) -> entities.Task:
         """Let a paused task go on from the model after an earlier round; 0 is the start.
 
         The history keeps the rounds since, and a round without devices is committed after them, with that model, whose
@@ -253,10 +241,10 @@ class TaskStore(TrainedTasks, Protocol):
         population; and as `lineage`.
         """
 
-    def revoke_device(self, device_id: str) -> Device:
+    def revoke_device(self, device_id: str) -> entities.Device:
         """Refuse a device from now on; again is the same as once. Raises UnknownDeviceId."""
 
-    def allow_device(self, device_id: str) -> Device:
+    def allow_device(self, device_id: str) -> entities.Device:
         """Take a revoked device back; again is the same as once. Raises UnknownDeviceId."""
 
 
@@ -275,7 +263,7 @@ class AdminService(Protocol):
     def upload(self, sha256: str, data: bytes) -> None:
         """Store a blob. It is not served until a task or a model names it; unnamed ones are removed in time."""
 
-    def create(self, new: NewTask) -> Task:
+    def create(self, new: NewTask) -> entities.Task:
         """Start a task on a bundle whose blobs are stored."""
 
 
@@ -287,7 +275,7 @@ class Operation:
     follow from the rest. takes: the type of the body, that of the last parameter.
     """
 
-    role: Role
+    role: entities.Role
     method: str
     path: str
     call: Callable[..., Any]
@@ -324,7 +312,7 @@ class Operation:
 
 _MODEL = "/populations/{population}/models/{name}"
 _BUDGET = "/populations/{population}/budget"
-_VIEWER, _OPERATOR = Role.VIEWER, Role.OPERATOR
+_VIEWER, _OPERATOR = entities.Role.VIEWER, entities.Role.OPERATOR
 OPERATIONS = (
     Operation(_VIEWER, "GET", "/lineage", TaskStore.lineage),
     Operation(_VIEWER, "GET", "/releases", TaskStore.releases),

@@ -11,14 +11,8 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 from urllib.parse import urlsplit
 
+import pydantic_settings
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, field_validator, model_validator
-from pydantic_settings import (
-    BaseSettings,
-    EnvSettingsSource,
-    PydanticBaseSettingsSource,
-    SettingsConfigDict,
-    TomlConfigSettingsSource,
-)
 
 from coordinator.errors import InvalidSettings, MissingStore
 from coordinator.store.database_engines import printable, sqlite_path
@@ -88,10 +82,10 @@ def _readable(read: Callable[[str], object]) -> AfterValidator:
     return AfterValidator(check)
 
 
-class Settings(BaseSettings):
+class Settings(pydantic_settings.BaseSettings):
     """How the coordinator runs. Seconds and bytes are in the names."""
 
-    model_config = SettingsConfigDict(
+    model_config = pydantic_settings.SettingsConfigDict(
         env_prefix=PREFIX, frozen=True, extra="forbid", hide_input_in_errors=True, allow_inf_nan=False
     )
 
@@ -306,14 +300,14 @@ class Settings(BaseSettings):
     @classmethod
     def settings_customise_sources(
         cls,
-        settings_cls: type[BaseSettings],
-        init_settings: PydanticBaseSettingsSource,
-        env_settings: PydanticBaseSettingsSource,
-        dotenv_settings: PydanticBaseSettingsSource,
-        file_secret_settings: PydanticBaseSettingsSource,
-    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        settings_cls: type[pydantic_settings.BaseSettings],
+        init_settings: pydantic_settings.PydanticBaseSettingsSource,
+        env_settings: pydantic_settings.PydanticBaseSettingsSource,
+        dotenv_settings: pydantic_settings.PydanticBaseSettingsSource,
+        file_secret_settings: pydantic_settings.PydanticBaseSettingsSource,
+    ) -> tuple[pydantic_settings.PydanticBaseSettingsSource, ...]:
         """Arguments win over the environment, which wins over the TOML file; no other source is read."""
-        return init_settings, env_settings, TomlConfigSettingsSource(settings_cls, _config_file())
+        return init_settings, env_settings, pydantic_settings.TomlConfigSettingsSource(settings_cls, _config_file())
 
 
 @dataclass(frozen=True, slots=True)
@@ -351,10 +345,10 @@ def effective(settings: Settings, arguments: Mapping[str, Any]) -> list[Effectiv
 def _source(name: str, arguments: Mapping[str, Any]) -> str:
     if name in arguments:
         return "argument"
-    if name in EnvSettingsSource(Settings)():
+    if name in pydantic_settings.EnvSettingsSource(Settings)():
         return f"{PREFIX}{name.upper()}"
     config = _config_file()
-    return str(config) if name in TomlConfigSettingsSource(Settings, config)() else "default"
+    return str(config) if name in pydantic_settings.TomlConfigSettingsSource(Settings, config)() else "default"
 
 
 def _wording(problem: Mapping[str, Any], arguments: Mapping[str, Any]) -> str:

@@ -24,17 +24,9 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from coordinator import errors
 from coordinator.api.authentication import demand_body
 from coordinator.api.limits import DRAWN_AT_ONCE, Limits, admit
-from coordinator.errors import (
-    MalformedMessage,
-    MismatchingOffset,
-    RangeNotSatisfiable,
-    Refusal,
-    TooLarge,
-    TooManyRequests,
-    Unavailable,
-)
 from coordinator.metrics import Metrics
 from fedcore.errors import RequestError, StaleSignature, WireError
 from fedcore.wire import messages
@@ -118,8 +110,8 @@ def _declared(request: Request, limit: int) -> int:
     return declared
 
 
-def _too_large(limit: int) -> TooLarge:
-    return TooLarge(f"this address takes at most {limit} bytes")
+def _too_large(limit: int) -> errors.TooLarge:
+    return errors.TooLarge(f"this address takes at most {limit} bytes")
 
 
 async def read_message(request: Request, kind: type[T], limit: int) -> T:
@@ -132,7 +124,7 @@ def read_as(data: memoryview, kind: type[T]) -> T:
     try:
         return messages.decode(bytes(data), kind)
     except WireError as error:
-        raise MalformedMessage(str(error)) from error
+        raise errors.MalformedMessage(str(error)) from error
 
 
 async def while_connected(request: Request, promise: Future[T] | asyncio.Future[T]) -> T:
@@ -179,22 +171,22 @@ def answer_problem(scope: Scope, document: Problem, headers: Mapping[str, str] |
     return Response(messages.encode(document), document.status, fields, media_type=PROBLEM_TYPE)
 
 
-def answer_refusal(scope: Scope, error: Refusal | RequestError, retry: RetryWindow) -> Response:
+def answer_refusal(scope: Scope, error: errors.Refusal | RequestError, retry: RetryWindow) -> Response:
     """The problem document of a refusal; one that may be tried again says when."""
-    if isinstance(error, TooManyRequests):
+    if isinstance(error, errors.TooManyRequests):
         retry = RetryWindow(error.wait_s, error.wait_s + retry.max_s)
-    again = isinstance(error, Refusal) and error.retriable
+    again = isinstance(error, errors.Refusal) and error.retriable
     document = problem(error.slug, str(error), retry if again else None)
     headers = _about(error) | ({"WWW-Authenticate": "Signature"} if document.status == 401 else {})
     return answer_problem(scope, document, headers)
 
 
-def _about(error: Refusal | RequestError) -> dict[str, str]:
+def _about(error: errors.Refusal | RequestError) -> dict[str, str]:
     """The header fields that go with a refusal."""
     headers = {}
-    if isinstance(error, RangeNotSatisfiable):
+    if isinstance(error, errors.RangeNotSatisfiable):
         headers["Content-Range"] = f"bytes */{error.size}"
-    if isinstance(error, MismatchingOffset):
+    if isinstance(error, errors.MismatchingOffset):
         headers |= {"Upload-Offset": str(error.size), "Upload-Complete": "?0"}
     if isinstance(error, StaleSignature) and error.after_s:
         headers["Retry-After"] = str(math.ceil(error.after_s))
@@ -204,7 +196,7 @@ def _about(error: Refusal | RequestError) -> dict[str, str]:
 def answer_error(request: Request, error: Exception, retry: RetryWindow) -> Response:
     """The problem document of any error, the framework's own included."""
     match error:
-        case Refusal() | RequestError():
+        case errors.Refusal() | RequestError():
             return answer_refusal(request.scope, error, retry)
         case HTTPException():
             slug = _SLUG_OF_STATUS.get(error.status_code, "malformed-message")
@@ -227,7 +219,7 @@ def install_problems(app: FastAPI, retry: RetryWindow) -> None:
     async def answer_any(request: Request, error: Exception) -> Response:
         return answer_error(request, error, retry)
 
-    for kind in (Refusal, RequestError, HTTPException, RequestValidationError, ClientDisconnect, Exception):
+    for kind in (errors.Refusal, RequestError, HTTPException, RequestValidationError, ClientDisconnect, Exception):
         app.add_exception_handler(kind, answer_any)
 
 
@@ -256,7 +248,7 @@ class RequestMiddleware:
         self._limits = limits
         self._of_replica = of_replica
         # Made once, and counted by one metric only: a refusal must cost next to nothing when there are thousands.
-        overrun = Unavailable("check-ins come faster than they are answered; come back later")
+        overrun = errors.Unavailable("check-ins come faster than they are answered; come back later")
         self._overrun = answer_refusal({}, overrun, retry)
         self._overruns = metrics.shed.labels("check-ins")
 
@@ -273,11 +265,11 @@ class RequestMiddleware:
         try:
             with self._admission(scope):
                 await self._app(scope, measured.receive, measured.send)
-        except MalformedMessage as refusal:
+        except errors.MalformedMessage as refusal:
             await answer_refusal(scope, refusal, self._retry)(scope, receive, measured.send)
-        except (TooManyRequests, Unavailable) as refusal:
+        except (errors.TooManyRequests, errors.Unavailable) as refusal:
             # Only the admission raises these: the application answers its own refusals.
-            self._metrics.shed.labels("address" if isinstance(refusal, TooManyRequests) else "connections").inc()
+            self._metrics.shed.labels("address" if isinstance(refusal, errors.TooManyRequests) else "connections").inc()
             match = _ASSIGNMENT.match(scope["path"])
             if self._limits is not None and match is not None:
                 # The device is present, though it was refused. Nobody else knows the assignment's id.
@@ -289,7 +281,7 @@ class RequestMiddleware:
     def _admission(self, scope: Scope) -> AbstractContextManager[None]:
         """Raises MalformedMessage, TooManyRequests or Unavailable."""
         if "\0" in scope["path"]:
-            raise MalformedMessage("the path holds a NUL character")  # no name does, and PostgreSQL takes none
+            raise errors.MalformedMessage("the path holds a NUL character")  # no name does, and PostgreSQL takes none
         if self._limits is None or scope["path"] in _OPEN:
             return nullcontext()
         caller = caller_of(scope["client"][0]) if scope.get("client") else None

@@ -21,19 +21,7 @@ from coordinator.api.service import Service
 from coordinator.commands import ExchangeMasked
 from coordinator.errors import ConflictingReport, NoLongerNeeded, Refusal, Unavailable, UnusableMessage
 from coordinator.failpoints import reach
-from coordinator.rules.replicas import (
-    Claim,
-    Denial,
-    Grant,
-    MaskedAnswer,
-    MaskedNews,
-    MaskedShare,
-    Taken,
-    decode_answer,
-    decode_news,
-    encode_news,
-    maker_of,
-)
+from coordinator.rules import replicas
 from secagg.errors import SecaggError
 from secagg.session import ExpectedVector, MaskedSum, no_words
 
@@ -50,7 +38,7 @@ _DENIALS: dict[str, type[Refusal]] = {
 }
 
 
-_Asked: TypeAlias = tuple[Claim, asyncio.Future[Grant | None]]
+_Asked: TypeAlias = tuple[replicas.Claim, asyncio.Future[replicas.Grant | None]]
 """A claim, and the future of its outcome."""
 
 
@@ -60,7 +48,7 @@ class _Sum:
 
     round: int
     total: MaskedSum
-    taken: list[Taken] = field(default_factory=list)
+    taken: list[replicas.Taken] = field(default_factory=list)
     told: int = 0
     closed: bool = False
 
@@ -84,11 +72,11 @@ class _ReplicaExchange:
         """Whether there is nothing to tell."""
         return not (self.asked or self.checking or self.sums or self.uncertain)
 
-    def message(self, replica: str, claims: list[Claim]) -> MaskedNews:
+    def message(self, replica: str, claims: list[replicas.Claim]) -> replicas.MaskedNews:
         """What the driver has not heard yet. Sums go with some of the closed ones."""
         going = self._going()
         shares = [
-            MaskedShare(
+            replicas.MaskedShare(
                 round=one.round,
                 session=session,
                 taken=one.taken[one.told :],
@@ -97,7 +85,7 @@ class _ReplicaExchange:
             )
             for session, one in self.sums.items()
         ]
-        return MaskedNews(replica=replica, claims=claims, checking=sorted(self.checking), shares=shares)
+        return replicas.MaskedNews(replica=replica, claims=claims, checking=sorted(self.checking), shares=shares)
 
     def _going(self) -> set[bytes]:
         """The sessions whose sums go with the next message: one that is closed, and others while there is room."""
@@ -109,7 +97,7 @@ class _ReplicaExchange:
                 room -= size
         return going
 
-    def heard(self, message: MaskedNews, answer: MaskedAnswer) -> None:
+    def heard(self, message: replicas.MaskedNews, answer: replicas.MaskedAnswer) -> None:
         """Take note of the driver's answer to a message."""
         self.uncertain = False
         for share in message.shares:
@@ -122,14 +110,16 @@ class _ReplicaExchange:
         if any(one.closed for one in self.sums.values()):
             self.news.set()
 
-    def settle(self, asked: list[_Asked], answer: MaskedAnswer) -> None:
+    def settle(self, asked: list[_Asked], answer: replicas.MaskedAnswer) -> None:
         """Pass the outcomes of claims on to those who wait for them."""
         for (claim, future), outcome in zip(asked, answer.outcomes, strict=True):
-            if isinstance(outcome, Grant):  # also of a device that hung up: then the next message gives it back
+            if isinstance(
+                outcome, replicas.Grant
+            ):  # also of a device that hung up: then the next message gives it back
                 self.sums.setdefault(outcome.session, _Sum(outcome.round, MaskedSum(no_words(outcome.words))))
             if future.done():
                 continue
-            if isinstance(outcome, Denial):
+            if isinstance(outcome, replicas.Denial):
                 future.set_exception(_DENIALS[outcome.slug](outcome.detail))
                 continue
             if outcome is not None:
@@ -151,9 +141,9 @@ class MaskedExchange:
 
         Raises ConflictingReport, NoLongerNeeded, UnusableMessage or Unavailable.
         """
-        talk = self._talk_to(maker_of(assignment))
-        answer: asyncio.Future[Grant | None] = asyncio.get_running_loop().create_future()
-        talk.asked.append((Claim(assignment=assignment, sha256=sha256), answer))
+        talk = self._talk_to(replicas.maker_of(assignment))
+        answer: asyncio.Future[replicas.Grant | None] = asyncio.get_running_loop().create_future()
+        talk.asked.append((replicas.Claim(assignment=assignment, sha256=sha256), answer))
         talk.news.set()
         try:
             grant = await answer
@@ -179,7 +169,7 @@ class MaskedExchange:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _add(self, talk: _ReplicaExchange, grant: Grant, assignment: str, message: bytes) -> None:
+    async def _add(self, talk: _ReplicaExchange, grant: replicas.Grant, assignment: str, message: bytes) -> None:
         expected = ExpectedVector(grant.session, grant.position, grant.signer, grant.words)
         masked = await in_thread_if_large(len(message), expected.open, message)
         mine = talk.sums.get(grant.session)
@@ -188,7 +178,7 @@ class MaskedExchange:
         if grant.position in mine.total.signatures:  # it was added under a claim that the driver took for void
             raise Unavailable("this replica has the message, and its driver did not hear of it; send it again")
         mine.total.add(grant.position, masked)
-        mine.taken.append(Taken(assignment=assignment, signature=masked.signature))
+        mine.taken.append(replicas.Taken(assignment=assignment, signature=masked.signature))
 
     def _talk_to(self, driver: str) -> _ReplicaExchange:
         if driver not in self._talks:
@@ -234,11 +224,11 @@ class MaskedExchange:
         if sums:
             reach("masked.before-hand-over")
         talk.uncertain |= bool(asked)
-        body = await in_thread_if_large(sum(one.nbytes for one in sums), encode_news, message, sums)
+        body = await in_thread_if_large(sum(one.nbytes for one in sums), replicas.encode_news, message, sums)
         answered = await self._channel.post(talk.driver, MASKED, body)
         if answered is None:
             return
-        answer = decode_answer(answered)
+        answer = replicas.decode_answer(answered)
         talk.heard(message, answer)
         talk.settle(asked, answer)
         if sums:
@@ -247,6 +237,6 @@ class MaskedExchange:
 
 async def take_masked(service: Service, data: memoryview) -> Response:
     """Answer a replica that tells of masked reports, or hands sums over."""
-    news, sums = decode_news(data)
-    taken: Future[MaskedAnswer] = service.driver.submit(ExchangeMasked(news, sums))
+    news, sums = replicas.decode_news(data)
+    taken: Future[replicas.MaskedAnswer] = service.driver.submit(ExchangeMasked(news, sums))
     return Response(msgspec.json.encode(await asyncio.wrap_future(taken)), media_type="application/json")

@@ -20,31 +20,13 @@ from fedcore.plan import BlobRef
 from fedcore.release import Signed
 from fedcore.succession import Succession
 from fedcore.wire import messages
-from fedcore.wire.messages import (
-    Abort,
-    Accepted,
-    Assignment,
-    CheckIn,
-    Enrol,
-    Enrolled,
-    Offer,
-    Receipt,
-    Rejected,
-    ReleasedModel,
-    RetryWindow,
-    SecaggParties,
-    Settled,
-    StatedCapabilities,
-    Unattested,
-    Willing,
-)
 from fedcore.wire.problems import PROBLEM_FIELD, PROBLEM_TYPE, PROBLEMS, URN, Problem, ProblemKind
 
 _DIGEST = "sha-256=:uU0nuZNNPgilLlLX2n2r+sSE7+N6U4DukIj3rOLvzek=:"
 _PLAN = BlobRef("b94d27b9934d3e08a52e52d7da7dabfac484efe37a5380ee9088f7ace2efcde9", 4711)
 _SESSION, _ASSIGNMENT, _TASK = "1f8e2c40.Yx0hB1o4Qm8", "1f8e2c40.kq3Zp7vR2sA", "5d41402abc4b2a76"
 _DEVICE = "9f86d081884c7d659a2feaa0c55ad015"
-_RETRY = RetryWindow(5.0, 30.0)
+_RETRY = messages.RetryWindow(5.0, 30.0)
 _KEY = hashlib.sha256(b"a public key").digest()
 
 _MODEL = ModelRelease(
@@ -62,11 +44,11 @@ _SIGNED = Signed(
     "bSL8yxCfFzqTbJXq2vXw9Pj1VwQb1mH4mK9Zr1m0b3xWcYtq8n2n7Q3kE5s6u4JrS0aQdKp3yXb9c1h2f7ZzBg",
 )
 
-EXAMPLES: dict[type[msgspec.Struct], msgspec.Struct] = {
-    Enrol: Enrol(attestation=Unattested()),
-    Enrolled: Enrolled(_DEVICE, SecaggParties(Succession(_KEY), _KEY, "https://authority.example")),
-    CheckIn: CheckIn(
-        capabilities=StatedCapabilities(
+_EXAMPLES = (
+    messages.Enrol(attestation=messages.Unattested()),
+    messages.Enrolled(_DEVICE, messages.SecaggParties(Succession(_KEY), _KEY, "https://authority.example")),
+    messages.CheckIn(
+        capabilities=messages.StatedCapabilities(
             runtime="muster",
             version="0.1.0",
             engine="onnxruntime 1.31.0",
@@ -80,10 +62,12 @@ EXAMPLES: dict[type[msgspec.Struct], msgspec.Struct] = {
         models={"keyboard": 2},
         refused={"keyboard": 3},
     ),
-    Accepted: Accepted(_SESSION, (Offer(task=_TASK, collection="default", min_examples=20, charging=True),), _RETRY),
-    Rejected: Rejected("no-task", _RETRY),
-    Willing: Willing(tasks=(_TASK,)),
-    Assignment: Assignment(
+    messages.Accepted(
+        _SESSION, (messages.Offer(task=_TASK, collection="default", min_examples=20, charging=True),), _RETRY
+    ),
+    messages.Rejected("no-task", _RETRY),
+    messages.Willing(tasks=(_TASK,)),
+    messages.Assignment(
         assignment=_ASSIGNMENT,
         task=_TASK,
         round=3,
@@ -96,11 +80,12 @@ EXAMPLES: dict[type[msgspec.Struct], msgspec.Struct] = {
         minimum=20,
         purpose="This task teaches a model to read digits.",
     ),
-    Receipt: Receipt(assignment=_ASSIGNMENT, task=_TASK, round=3, sha256=_PLAN.sha256),
-    Settled: Settled(counted=True, over=False),
-    Abort: Abort("plan-refused"),
-    ReleasedModel: ReleasedModel(_SIGNED),
-}
+    messages.Receipt(assignment=_ASSIGNMENT, task=_TASK, round=3, sha256=_PLAN.sha256),
+    messages.Settled(counted=True, over=False),
+    messages.Abort("plan-refused"),
+    messages.ReleasedModel(_SIGNED),
+)
+EXAMPLES: dict[type[msgspec.Struct], msgspec.Struct] = {type(example): example for example in _EXAMPLES}
 """An example of each message."""
 
 _SHA256 = r"^sha-256=:[A-Za-z0-9+/]{43}=:$"

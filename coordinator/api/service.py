@@ -30,14 +30,7 @@ from coordinator.settings import Settings
 from coordinator.store.tasks import CoordinatorStore, open_coordinator_store
 from coordinator.webhook import Webhook
 from fedcore.signing import public_key
-from fedcore.wire.messages import (
-    AttestationEvidence,
-    Enrol,
-    Enrolled,
-    HeldCredential,
-    SecaggParties,
-    StatedCapabilities,
-)
+from fedcore.wire import messages
 from fedcore.wire.signatures import device_id
 from secagg.errors import SecaggError
 from secagg.keys import check_credential
@@ -87,7 +80,7 @@ class CheckInCounts:
         self._seen: OrderedDict[tuple[str, int], float] = OrderedDict()
         """When each device of a population last came, the latest last."""
 
-    def add(self, population: str, device: str, able: StatedCapabilities, now: float) -> None:
+    def add(self, population: str, device: str, able: messages.StatedCapabilities, now: float) -> None:
         """Count a check-in of a device for a population that exists."""
         with self._lock:
             counts = self._populations[population]
@@ -141,9 +134,9 @@ class Registry:
 
     store: CoordinatorStore
     attestation: Attestation
-    parties: Callable[[], SecaggParties | None]
+    parties: Callable[[], messages.SecaggParties | None]
 
-    def enrol(self, message: Enrol, key: str, created: int) -> Enrolled:
+    def enrol(self, message: messages.Enrol, key: str, created: int) -> messages.Enrolled:
         """Make the holder of `key` a device; its row is durable when this returns. May be repeated.
 
         `created` is when the request was signed. Raises NotAttested, or DeviceRevoked.
@@ -151,18 +144,18 @@ class Registry:
         kind = self._check(message.attestation, key, created)
         device = device_id(key)
         self._write_once(device, key, kind)
-        return Enrolled(device, self.parties())
+        return messages.Enrolled(device, self.parties())
 
-    def _check(self, evidence: AttestationEvidence, key: str, created: int) -> str:
+    def _check(self, evidence: messages.AttestationEvidence, key: str, created: int) -> str:
         """The kind of the evidence. Raises NotAttested."""
         try:
-            if isinstance(evidence, HeldCredential):
+            if isinstance(evidence, messages.HeldCredential):
                 return self._check_credential(evidence, key, created)
             return self.attestation.check(evidence, key, created)
         except (errors.NotAttested, SecaggError) as error:
             raise NotAttested(str(error)) from error
 
-    def _check_credential(self, held: HeldCredential, key: str, created: int) -> str:
+    def _check_credential(self, held: messages.HeldCredential, key: str, created: int) -> str:
         parties = self.parties()
         if parties is None:
             raise NotAttested("this coordinator has no enrolment authority")
@@ -250,9 +243,9 @@ class Service:
         )
 
 
-def _parties(settings: Settings, keys: Keys) -> SecaggParties | None:
+def _parties(settings: Settings, keys: Keys) -> messages.SecaggParties | None:
     """The parties of secure rounds, as devices learn them now."""
     if settings.authority is None or settings.authority_url is None:
         return None
     authority = public_key(settings.authority).public_bytes_raw()
-    return SecaggParties(keys.server.succession, authority, settings.authority_url)
+    return messages.SecaggParties(keys.server.succession, authority, settings.authority_url)

@@ -14,18 +14,7 @@ from starlette.responses import Response
 from coordinator.api.openapi import BYTES
 from coordinator.api.service import Service
 from coordinator.api.tokens import authenticate
-from coordinator.dashboard.rendering import (
-    COOKIE,
-    HEADERS,
-    SHOWN,
-    Number,
-    Renderer,
-    WebSessions,
-    page_of,
-    read_fields,
-    redirect,
-    status_of,
-)
+from coordinator.dashboard import rendering
 from coordinator.errors import BadToken, ForgedForm, RoleLacking, UnknownRound
 from coordinator.rules.entities import Role, Token
 from fedcore.questions.answer import as_csv
@@ -35,7 +24,7 @@ Act: TypeAlias = Callable[[str, str], object]
 
 
 async def _form(request: Request) -> dict[str, str]:
-    return await read_fields(request, _FORM_BYTES)
+    return await rendering.read_fields(request, _FORM_BYTES)
 
 
 Fields: TypeAlias = Annotated[dict[str, str], Depends(_form)]
@@ -45,7 +34,7 @@ Fields: TypeAlias = Annotated[dict[str, str], Depends(_form)]
 class Actions:
     """What forms do. Each asks for the CSRF token of the session, and those that change tasks for an operator."""
 
-    def __init__(self, service: Service, sessions: WebSessions, renderer: Renderer) -> None:
+    def __init__(self, service: Service, sessions: rendering.WebSessions, renderer: rendering.Renderer) -> None:
         self._store = service.store
         self._sessions = sessions
         self._renderer = renderer
@@ -61,7 +50,7 @@ class Actions:
             return self._renderer.login(request, visitor, 403, wrong=str(error))
         except (BadToken, RoleLacking) as error:
             return self._renderer.login(request, visitor, 401, wrong=f"You are not logged in: {error}.")
-        response = redirect("/")
+        response = rendering.redirect("/")
         self._sessions.begin(token).give(request, response)
         return response
 
@@ -73,8 +62,8 @@ class Actions:
         except ForgedForm as error:
             return self._renderer.problem(request, visitor, 403, str(error))
         self._sessions.end(request)
-        response = redirect("/")
-        response.delete_cookie(COOKIE, httponly=True, samesite="strict")
+        response = rendering.redirect("/")
+        response.delete_cookie(rendering.COOKIE, httponly=True, samesite="strict")
         return response
 
     def change(self, request: Request, task: str, verb: str, fields: Fields) -> Response:
@@ -86,9 +75,11 @@ class Actions:
             self._sessions.check_form(visitor, fields)
             visitor.token.demand(Role.OPERATOR)
             self._act(verb, fields)(task, visitor.token.signature)
-        except SHOWN as error:
-            return self._renderer.problem(request, visitor, status_of(error), str(error), page_of(task))
-        return redirect(page_of(task))
+        except rendering.SHOWN as error:
+            return self._renderer.problem(
+                request, visitor, rendering.status_of(error), str(error), rendering.page_of(task)
+            )
+        return rendering.redirect(rendering.page_of(task))
 
     def _act(self, verb: str, fields: dict[str, str]) -> Act:
         """What a verb does to a task, for somebody. Raises UnknownRound."""
@@ -115,11 +106,11 @@ _JSON = "application/json"
 class Downloads:
     """Files of a task, for those who may view pages. Errors are those of the admin API."""
 
-    def __init__(self, service: Service, sessions: WebSessions) -> None:
+    def __init__(self, service: Service, sessions: rendering.WebSessions) -> None:
         self._store = service.store
         self._sessions = sessions
 
-    def model(self, request: Request, task: str, round: Number | None = None) -> Response:
+    def model(self, request: Request, task: str, round: rendering.Number | None = None) -> Response:
         """The model after a committed round, by default the last; the audit log says who read it."""
         data = self._store.model(task, round, self._viewer(request).signature)
         return _file(data, BYTES, f"{task}{'' if round is None else f'-round-{round}'}.safetensors")
@@ -135,7 +126,7 @@ class Downloads:
         data = self._store.blobs.get(self._store.task(task).certificate_sha256)
         return _file(data, _JSON, f"{task}-certificate.json")
 
-    def privacy_certificate(self, request: Request, task: str, round: Number | None = None) -> Response:
+    def privacy_certificate(self, request: Request, task: str, round: rendering.Number | None = None) -> Response:
         """The privacy certificate of the model after a round, by default the last, with its ledger."""
         data = msgspec.json.encode(self._store.certificate(task, round, self._viewer(request).signature))
         return _file(data, _JSON, f"{task}.safetensors.privacy.json")
@@ -158,4 +149,6 @@ class Downloads:
 
 def _file(data: bytes, kind: str, name: str) -> Response:
     # A task's id is hexadecimal digits, so that the name needs no quoting.
-    return Response(data, headers=HEADERS | {"Content-Disposition": f'attachment; filename="{name}"'}, media_type=kind)
+    return Response(
+        data, headers=rendering.HEADERS | {"Content-Disposition": f'attachment; filename="{name}"'}, media_type=kind
+    )

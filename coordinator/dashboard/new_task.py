@@ -17,18 +17,7 @@ from starlette.responses import Response
 from coordinator.api.admin.routes import create_task
 from coordinator.api.http import read_hashed
 from coordinator.api.service import Service
-from coordinator.dashboard.rendering import (
-    CSRF_FIELD,
-    HEADERS,
-    SHOWN,
-    Renderer,
-    Visitor,
-    WebSessions,
-    page_of,
-    read_fields,
-    redirect,
-    status_of,
-)
+from coordinator.dashboard import rendering
 from coordinator.errors import BadToken, InvalidTask, TooLarge, UnknownBlob, UnknownTask
 from coordinator.operations import NewTask
 from coordinator.rules.entities import Role, Token, check_name
@@ -162,7 +151,7 @@ _CSRF_HEADER = "X-CSRF-Token"
 class NewTaskForm:
     """The endpoints of the form."""
 
-    def __init__(self, service: Service, sessions: WebSessions, renderer: Renderer) -> None:
+    def __init__(self, service: Service, sessions: rendering.WebSessions, renderer: rendering.Renderer) -> None:
         self._service = service
         self._sessions = sessions
         self._renderer = renderer
@@ -175,7 +164,7 @@ class NewTaskForm:
         try:
             return self._show(request, visitor, 200, self._fields_of(clone) if clone else {}, {})
         except UnknownTask as error:
-            return self._show(request, visitor, status_of(error), {}, {"": str(error)})
+            return self._show(request, visitor, rendering.status_of(error), {}, {"": str(error)})
 
     async def upload(self, request: Request, sha256: str) -> Response:
         """Store a blob of a bundle, for an operator's page.
@@ -187,7 +176,7 @@ class NewTaskForm:
         if digest.hex() != sha256:
             raise WrongBody(f"{sha256[:12]}… is not the SHA-256 of that file: the bundle is damaged")
         await run_in_threadpool(self._service.store.blobs.put, data)
-        return Response(status_code=204, headers=HEADERS)
+        return Response(status_code=204, headers=rendering.HEADERS)
 
     async def create(self, request: Request) -> Response:
         """Create the task, or show the form again with what is wrong. A form of others than operators is not read."""
@@ -195,12 +184,14 @@ class NewTaskForm:
         if visitor.token is None or not visitor.operates:
             return self._refuse(request, visitor)
         try:
-            fields = await read_fields(request, self._service.settings.message_limit_bytes)
+            fields = await rendering.read_fields(request, self._service.settings.message_limit_bytes)
         except TooLarge as error:
-            return self._show(request, visitor, status_of(error), {}, {"": str(error)})
+            return self._show(request, visitor, rendering.status_of(error), {}, {"": str(error)})
         return await run_in_threadpool(self._create, request, visitor, visitor.token, fields)
 
-    def _create(self, request: Request, visitor: Visitor, operator: Token, fields: dict[str, str]) -> Response:
+    def _create(
+        self, request: Request, visitor: rendering.Visitor, operator: Token, fields: dict[str, str]
+    ) -> Response:
         try:
             self._sessions.check_form(visitor, fields)
             new = _new_task(fields)
@@ -208,10 +199,10 @@ class NewTaskForm:
                 return self._show(request, visitor, 422, fields, new)
             new = self._evaluated(new, fields.get("clone"))
             task = create_task(self._service, new, operator.signature)
-        except SHOWN as error:
+        except rendering.SHOWN as error:
             where = "manifest" if isinstance(error, UnknownBlob) else field_of(str(error))
-            return self._show(request, visitor, status_of(error), fields, {where: str(error)})
-        return redirect(page_of(task.id))
+            return self._show(request, visitor, rendering.status_of(error), fields, {where: str(error)})
+        return rendering.redirect(rendering.page_of(task.id))
 
     def _fields_of(self, task_id: str) -> dict[str, str]:
         """The fields of the form with which a task like this one is created."""
@@ -234,12 +225,17 @@ class NewTaskForm:
         task = store.task(clone)
         return replace(new, evaluates=task.evaluates, evaluation=task.evaluation)
 
-    def _refuse(self, request: Request, visitor: Visitor) -> Response:
+    def _refuse(self, request: Request, visitor: rendering.Visitor) -> Response:
         status = 403 if visitor.token else 401
         return self._renderer.login(request, visitor, status, "Only an operator creates tasks.")
 
     def _show(
-        self, request: Request, visitor: Visitor, status: int, given: Mapping[str, str], wrong: Mapping[str, str]
+        self,
+        request: Request,
+        visitor: rendering.Visitor,
+        status: int,
+        given: Mapping[str, str],
+        wrong: Mapping[str, str],
     ) -> Response:
         """The form with the values in `given`. wrong: sentences by the field that they are about, "" for none."""
         first = [one for one in groups()[0].settings if one.required]
@@ -250,7 +246,7 @@ class NewTaskForm:
         visitor = self._sessions.visitor(request)
         if visitor.token is None:
             raise BadToken("log in first")
-        self._sessions.check_form(visitor, {CSRF_FIELD: request.headers.get(_CSRF_HEADER, "")})
+        self._sessions.check_form(visitor, {rendering.CSRF_FIELD: request.headers.get(_CSRF_HEADER, "")})
         visitor.token.demand(Role.OPERATOR)
 
 

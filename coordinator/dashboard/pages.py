@@ -25,22 +25,12 @@ from coordinator.api.limits import DRAWN_AT_ONCE, ConnectionLimit
 from coordinator.api.openapi import BYTES
 from coordinator.api.page import PAGE
 from coordinator.api.service import Service
+from coordinator.dashboard import views
 from coordinator.dashboard.curves import comparison
 from coordinator.dashboard.models import model_page, models_page
 from coordinator.dashboard.new_task import told_apart, values
 from coordinator.dashboard.questions import asked_part
 from coordinator.dashboard.rendering import HEADERS, Number, Renderer, RowId, Visitor, WebSessions
-from coordinator.dashboard.views import (
-    MOST_ALIKE,
-    Asked,
-    folded,
-    kept_models,
-    overview_page,
-    population_page,
-    round_page,
-    rounds_page,
-    task_page,
-)
 from coordinator.errors import Unavailable, UnknownBlob, UnknownModel, UnknownPopulation, UnknownRound, UnknownTask
 from coordinator.operations import PREFIX
 from coordinator.rules.audit import Action
@@ -240,11 +230,11 @@ class Pages:
         self._streams = streams
         self._looked: dict[tuple[str, str], float] = {}
 
-    def overview(self, request: Request, which: Asked) -> Response:
+    def overview(self, request: Request, which: views.Asked) -> Response:
         """Alerts, and a page of tasks."""
         return self._page(request, "overview.html", partial(self._overview, which))
 
-    async def overview_events(self, request: Request, which: Asked) -> AsyncIterator[ServerSentEvent]:
+    async def overview_events(self, request: Request, which: views.Asked) -> AsyncIterator[ServerSentEvent]:
         """The overview, again whenever something changed."""
         async for event in self._streams.follow(request, "overview_live.html", partial(self._overview, which)):
             yield event
@@ -285,14 +275,14 @@ class Pages:
 
     def rounds(self, request: Request, task: str, before: RowId | None = None) -> Response:
         """All attempts at rounds of a task, the newest first, on several pages."""
-        return self._page(request, "rounds.html", lambda records: rounds_page(records, task, before))
+        return self._page(request, "rounds.html", lambda records: views.rounds_page(records, task, before))
 
     def round(self, request: Request, task: str, number: Number, attempt: Number) -> Response:
         """One attempt at a round: its phases, what became of its devices, times and bytes."""
 
         def look(records: Records) -> dict[str, Any]:
             plan = self._store.plan(records.task(task).plan_sha256)
-            return {"page": round_page(records, plan, task, number, attempt)}
+            return {"page": views.round_page(records, plan, task, number, attempt)}
 
         return self._page(request, "round.html", look)
 
@@ -340,7 +330,7 @@ class Pages:
         """Ask whether a task is to be cancelled, or to which model it is to go back."""
         if verb not in ("cancel", "rollback"):
             raise HTTPException(404, "Not Found")
-        return self._page(request, f"{verb}.html", lambda records: kept_models(records, task))
+        return self._page(request, f"{verb}.html", lambda records: views.kept_models(records, task))
 
     def login(self, request: Request) -> Response:
         """The form that asks for a token."""
@@ -366,24 +356,24 @@ class Pages:
 
     def _overview(self, which: TaskQuery, records: Records) -> dict[str, Any]:
         waiting = self._service.metrics.registry.get_sample_value("muster_sessions_waiting")
-        return overview_page(records, which) | {
+        return views.overview_page(records, which) | {
             "waiting": int(waiting or 0),
             "devices": records.devices.counts(),
-            "alerts": folded(alert for alert in records.alerts.listed(_ALERTS) if alert.cleared_at is None),
-            "most_alike": MOST_ALIKE,
+            "alerts": views.folded(alert for alert in records.alerts.listed(_ALERTS) if alert.cleared_at is None),
+            "most_alike": views.MOST_ALIKE,
             "draining": self._service.driver.draining,
         }
 
     def _population(self, name: str, records: Records) -> dict[str, Any]:
         settings = self._service.settings
-        page = population_page(records, name, self._service.check_ins.of(name, records.at))
+        page = views.population_page(records, name, self._service.check_ins.of(name, records.at))
         url = settings.page_url or f"{self._service.membership.url}{PAGE}/"
         tasks = [one for one in records.tasks(TaskState.ACTIVE, TaskState.PAUSED) if one.settings.population == name]
         join = None if settings.page is None else join_link(url, name, tasks)
         return page | {"join": join, "budget": budget_report(self._store, records, name), "claim": CLAIM}
 
     def _task(self, task: str, scale: str, records: Records) -> dict[str, Any]:
-        page, store = task_page(records, task, log=scale == "log"), self._service.store
+        page, store = views.task_page(records, task, log=scale == "log"), self._service.store
         shown = page.line.task
         asked = asked_part(store, records, shown) if page.line.kind == "question" else None
         try:

@@ -18,20 +18,7 @@ from concurrent.futures import Future
 from itertools import chain
 from typing import TypeVar
 
-from coordinator.commands import (
-    AbortAssignment,
-    AwaitAssignment,
-    AwaitMessage,
-    CancelWait,
-    CheckInDevice,
-    Command,
-    DurableCommand,
-    ExchangeMasked,
-    Inbox,
-    PutMessage,
-    QueuedCommand,
-    settle,
-)
+from coordinator import commands
 from coordinator.driver.memory.in_memory_state import Memory
 from coordinator.driver.memory.selector import Selector
 from coordinator.driver.observation import Observer
@@ -45,33 +32,35 @@ from coordinator.secure.round import SecureRoundFactory
 from fedcore.wire.messages import CheckIn, Rejected, RetryWindow
 
 
-def answer_from_memory(memory: Memory, queued: QueuedCommand, now: float) -> None:
+def answer_from_memory(memory: Memory, queued: commands.QueuedCommand, now: float) -> None:
     """Answer a command, or park its future until there is an answer; leave those that need a transaction."""
     future = queued.future
     try:
         match queued.command:
-            case CheckInDevice() as command:
-                settle(future, memory.check_ins.check_in(command, now))
-            case AwaitAssignment() as command:
+            case commands.CheckInDevice() as command:
+                commands.settle(future, memory.check_ins.check_in(command, now))
+            case commands.AwaitAssignment() as command:
                 memory.check_ins.wait(command, future, now)
-            case CancelWait() as command:
+            case commands.CancelWait() as command:
                 memory.check_ins.cancel_wait(command, now)
-                settle(future, None)
-            case PutMessage(assignment) as command:
+                commands.settle(future, None)
+            case commands.PutMessage(assignment) as command:
                 round_ = memory.secure.of(assignment)
                 round_.receive(command, now)
                 if command.then is not None:
-                    round_.wait(AwaitMessage(assignment, command.number + 1, command.wait_s), command.then, now)
-                settle(future, None)
-            case AwaitMessage(assignment) as command:
+                    round_.wait(
+                        commands.AwaitMessage(assignment, command.number + 1, command.wait_s), command.then, now
+                    )
+                commands.settle(future, None)
+            case commands.AwaitMessage(assignment) as command:
                 memory.secure.of(assignment).wait(command, future, now)
-            case ExchangeMasked() as command:
-                settle(future, memory.secure.exchange(command, now))
-            case AbortAssignment(assignment):
+            case commands.ExchangeMasked() as command:
+                commands.settle(future, memory.secure.exchange(command, now))
+            case commands.AbortAssignment(assignment):
                 # To stop waiting for it is right whether or not the row can be written.
                 memory.secure.leave(assignment)
     except Refusal as refusal:
-        settle(future, refusal)
+        commands.settle(future, refusal)
 
 
 T = TypeVar("T")
@@ -102,7 +91,7 @@ class Driver:
         self.metrics = Metrics()
         self._membership = membership
         self._clock = clock
-        self._inbox = Inbox(queue_limit)
+        self._inbox = commands.Inbox(queue_limit)
         self._thread = threading.Thread(target=self._loop, name="driver")
         self._draining, self._stopping = threading.Event(), threading.Event()
         self._fetched: deque[tuple[str, str]] = deque(maxlen=_BATCH * 16)
@@ -162,7 +151,7 @@ class Driver:
         self._stopping.set()
         self._thread.join()
 
-    def submit(self, command: Command[T]) -> Future[T]:
+    def submit(self, command: commands.Command[T]) -> Future[T]:
         """Queue a command. Raises Unavailable when too many wait already, or the driver is stopping."""
         try:
             if self._stopping.is_set():
@@ -172,7 +161,7 @@ class Driver:
             self.metrics.shed.labels("queue").inc()
             raise Unavailable("too many requests are waiting, or the service is stopping; come back later") from error
 
-    def turn_away(self, command: CheckInDevice) -> Rejected | None:
+    def turn_away(self, command: commands.CheckInDevice) -> Rejected | None:
         """Reject at once a check-in that no task can use; None if the driver of its population must decide.
 
         Thread-safe.
@@ -195,7 +184,7 @@ class Driver:
         """Note, from any thread, that a device was given a blob."""
         self._fetched.append((device, sha256))
 
-    def turn(self, inbox: Sequence[QueuedCommand]) -> None:
+    def turn(self, inbox: Sequence[commands.QueuedCommand]) -> None:
         """Do everything that is due now, and answer `inbox`."""
         memory, now = self._memory, self._clock()
         memory.check_ins.closed = self._draining.is_set()
@@ -207,7 +196,7 @@ class Driver:
         # Not while a transaction must be tried again: what it would lose is lost with the next one that is written.
         lost = self._lost(now) if self._writer.ready(now) else {}
         memory.secure.advance(now)
-        durable = [(command, future) for command, future in inbox if isinstance(command, DurableCommand)]
+        durable = [(command, future) for command, future in inbox if isinstance(command, commands.DurableCommand)]
         self._writer.write(durable, lost, now)
         if self._writer.ready(now):
             if self._closer.close_rounds(now):
@@ -248,7 +237,7 @@ class Driver:
                 # A bug, or a database that cannot even be read: the thread must outlive it, and no request may hang.
                 _LOG.exception("a turn failed")
                 for queued in inbox:
-                    settle(queued.future, Unavailable("the coordinator failed; nothing was counted"))
+                    commands.settle(queued.future, Unavailable("the coordinator failed; nothing was counted"))
                 time.sleep(_TICK_S)
         self._memory.check_ins.closed = True
         now = self._clock()

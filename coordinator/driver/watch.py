@@ -21,16 +21,7 @@ from cryptography import x509
 
 from coordinator.errors import WebhookFailed
 from coordinator.metrics import Metrics
-from coordinator.rules.alerts import (
-    AlertChanges,
-    AlertEvent,
-    Finding,
-    alert_changes,
-    of_disk,
-    of_expiry,
-    of_tasks,
-    of_unreadable,
-)
+from coordinator.rules import alerts
 from coordinator.rules.states import TaskState
 from coordinator.settings import Settings
 from coordinator.store.database import Database
@@ -72,7 +63,7 @@ class Watch:
             found, now = findings_of_tasks(records), records.at
             open_, old = records.alerts.open(), records.alerts.has_old(_KEPT_S)
         found += findings_here(self.settings, now)
-        changes = alert_changes(open_, found, self._absent, now)
+        changes = alerts.alert_changes(open_, found, self._absent, now)
         if (changes.raised or changes.cleared or old) and not self._write(changes):
             return False
         self._absent = changes.absent
@@ -82,7 +73,7 @@ class Watch:
         watcher = records.alerts.watcher()
         return watcher is not None and watcher.replica == self.replica
 
-    def _write(self, changes: AlertChanges) -> bool:
+    def _write(self, changes: alerts.AlertChanges) -> bool:
         """Whether this could be written: not once another replica has taken over."""
         with self.database.writing() as records:
             if not self._is_watcher(records):
@@ -123,7 +114,7 @@ class AlertSender:
             if self.clock() - began >= _EVERY_S:
                 return
 
-    async def _tell(self, event: AlertEvent) -> bool:
+    async def _tell(self, event: alerts.AlertEvent) -> bool:
         """Try to send an event; whether it was taken."""
         try:
             await self.webhook.send(event)
@@ -137,11 +128,11 @@ class AlertSender:
         self._failures, self._told = 0, event.id
         return True
 
-    def _due(self) -> list[AlertEvent]:
+    def _due(self) -> list[alerts.AlertEvent]:
         with self.database.reading() as records:
             return records.alerts.due(_MOST_EVENTS)
 
-    def _delivered(self, event: AlertEvent) -> None:
+    def _delivered(self, event: alerts.AlertEvent) -> None:
         with self.database.writing() as records:
             records.alerts.delivered(event)
 
@@ -164,18 +155,18 @@ async def watch_forever(
         await asyncio.sleep(_EVERY_S)
 
 
-def findings_of_tasks(records: Records) -> list[Finding]:
+def findings_of_tasks(records: Records) -> list[alerts.Finding]:
     """What needs somebody among the tasks that are not over, and their releases."""
     tasks = records.tasks(TaskState.ACTIVE, TaskState.PAUSED)
-    found = of_tasks(zip(tasks, records.progress(tasks), strict=True))
+    found = alerts.of_tasks(zip(tasks, records.progress(tasks), strict=True))
     for task in tasks:
         if task.release is not None:
             expires_at = decode_release(task.release.text).expires_at
-            found += of_expiry("the release", expires_at, _at_utc(expires_at), records.at, task)
+            found += alerts.of_expiry("the release", expires_at, _at_utc(expires_at), records.at, task)
     return found
 
 
-def findings_here(settings: Settings, now: float) -> list[Finding]:
+def findings_here(settings: Settings, now: float) -> list[alerts.Finding]:
     """What needs somebody at this process: its certificate as the file is now, and disks of its folders.
 
     Object stores and database servers have their own monitoring.
@@ -188,24 +179,24 @@ def findings_here(settings: Settings, now: float) -> list[Finding]:
     return found
 
 
-def _disk(name: str, place: Path) -> list[Finding]:
+def _disk(name: str, place: Path) -> list[alerts.Finding]:
     try:
         usage = shutil.disk_usage(place)
     except FileNotFoundError:  # not made yet
         return []
     except OSError as error:  # such as a network's file system that is away
-        return [of_unreadable(name, place, error, "mount it again, or let the coordinator's user read it")]
-    return of_disk(name, usage.free, usage.total)
+        return [alerts.of_unreadable(name, place, error, "mount it again, or let the coordinator's user read it")]
+    return alerts.of_disk(name, usage.free, usage.total)
 
 
-def _certificate(path: Path, now: float) -> list[Finding]:
+def _certificate(path: Path, now: float) -> list[alerts.Finding]:
     what = "the TLS certificate"
     try:
         certificate = x509.load_pem_x509_certificate(path.read_bytes())
     except (OSError, ValueError) as error:
-        return [of_unreadable(what, path, error, "put a good one there")]
+        return [alerts.of_unreadable(what, path, error, "put a good one there")]
     expires_at = certificate.not_valid_after_utc.timestamp()
-    return of_expiry(what, expires_at, _at_utc(expires_at), now)
+    return alerts.of_expiry(what, expires_at, _at_utc(expires_at), now)
 
 
 def _at_utc(at: float) -> str:

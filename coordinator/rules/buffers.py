@@ -16,85 +16,68 @@ from collections.abc import Sequence
 from msgspec.structs import replace
 
 from coordinator.errors import NoLongerNeeded, TooStale, UnexpectedEvent
-from coordinator.rules.rounds import (
-    Abandon,
-    Aborted,
-    Aggregated,
-    Configured,
-    EndAssignments,
-    Event,
-    Expired,
-    Lost,
-    Reported,
-    ReportsElsewhere,
-    Round,
-    RoundPolicy,
-    Select,
-    Stepped,
-    Tick,
-    Waiting,
-)
+from coordinator.rules import rounds
 from coordinator.rules.states import AssignmentState, RoundState
 
 _OPEN = (RoundState.REPORTING, RoundState.AGGREGATING)
 
 
-def open_buffer(policy: RoundPolicy, taken_over: int = 0) -> Round:
+def open_buffer(policy: rounds.RoundPolicy, taken_over: int = 0) -> rounds.Round:
     """A buffered round that collects from now on, including the reports of `taken_over` assignments that are open."""
-    return Round(policy, deadline=math.inf, state=RoundState.REPORTING, taken_over=taken_over)
+    return rounds.Round(policy, deadline=math.inf, state=RoundState.REPORTING, taken_over=taken_over)
 
 
-def places(round_: Round) -> int:
+def places(round_: rounds.Round) -> int:
     """How many more devices may be at work."""
     return max(0, round_.policy.concurrency - round_.outstanding) if round_.state is RoundState.REPORTING else 0
 
 
-def step(round_: Round, event: Event) -> Stepped:  # noqa: C901, PLR0911 - one return per row of the table
+def step(round_: rounds.Round, event: rounds.Event) -> rounds.Stepped:  # noqa: C901, PLR0911 - one return per row of the table
     """The round after `event`, and what the caller must do about it: `rounds.step` for a buffered round.
 
     No row depends on the time: every assignment has a deadline of its own. Raises UnexpectedEvent for an event that the
     state cannot take: a report beyond the goal, say, which the caller must keep for the next round.
     """
     match round_.state, event:
-        case _, Tick():
+        case _, rounds.Tick():
             return round_, ()
-        case _, Abandon(reason, None):
+        case _, rounds.Abandon(reason, None):
             return _abandon(round_, reason)
-        case state, Abandon(reason, int(handed_on)) if state in _OPEN and handed_on <= round_.outstanding:
+        case state, rounds.Abandon(reason, int(handed_on)) if state in _OPEN and handed_on <= round_.outstanding:
             # Whoever does not go on has reported to a replica that did not tell of it.
             reported = round_.reported + round_.outstanding - handed_on
             ended = replace(round_, state=RoundState.ABANDONED, reason=reason)
             return replace(ended, reported=reported, handed_on=handed_on), ()
-        case RoundState.REPORTING, Waiting(eligible):
+        case RoundState.REPORTING, rounds.Waiting(eligible):
             count = min(eligible, places(round_))
-            return round_, (Select(count),) if count else ()
-        case RoundState.REPORTING, Configured(assigned) if 1 <= assigned <= places(round_):
+            return round_, (rounds.Select(count),) if count else ()
+        case RoundState.REPORTING, rounds.Configured(assigned) if 1 <= assigned <= places(round_):
             return replace(round_, assigned=round_.assigned + assigned), ()
-        case RoundState.REPORTING, Reported(staleness) if round_.outstanding > 0:
+        case RoundState.REPORTING, rounds.Reported(staleness) if round_.outstanding > 0:
             return _collect(_count(round_, (staleness,)))
-        case state, ReportsElsewhere(staleness) if state in _OPEN and len(staleness) <= round_.outstanding:
+        case state, rounds.ReportsElsewhere(staleness) if state in _OPEN and len(staleness) <= round_.outstanding:
             return _collect(_count(round_, staleness))
-        case state, Aborted(again) if state in _OPEN and round_.outstanding > 0:
+        case state, rounds.Aborted(again) if state in _OPEN and round_.outstanding > 0:
             return _collect(replace(round_, aborted=round_.aborted + 1, failed=round_.failed + (not again)))
-        case state, Lost(devices, _, again) if state in _OPEN and devices <= round_.outstanding:
+        case state, rounds.Lost(devices, _, again) if state in _OPEN and devices <= round_.outstanding:
             vanished = round_.vanished + devices - again
             return _collect(replace(round_, lost=round_.lost + devices, vanished=vanished))
-        case state, Expired(devices, again) if state in _OPEN and devices <= round_.outstanding:
+        case state, rounds.Expired(devices, again) if state in _OPEN and devices <= round_.outstanding:
             failed = round_.failed + devices - again
             return _collect(replace(round_, expired=round_.expired + devices, failed=failed))
-        case RoundState.AGGREGATING, Aggregated(stale, handed_on) if stale + handed_on <= round_.outstanding:
+        case RoundState.AGGREGATING, rounds.Aggregated(stale, handed_on) if stale + handed_on <= round_.outstanding:
             return replace(round_, state=RoundState.COMMITTED, stale=stale, handed_on=handed_on), ()
     raise UnexpectedEvent(f"a buffered round that is {round_.state} cannot take {event}")
 
 
-def _count(round_: Round, staleness: Sequence[int]) -> Round:
+def _count(round_: rounds.Round, staleness: Sequence[int]) -> rounds.Round:
     counts = [*round_.staleness, *[0] * (max(staleness) + 1 - len(round_.staleness))]
     for one in staleness:
         counts[one] += 1
     return replace(round_, reported=round_.reported + len(staleness), proven=True, staleness=tuple(counts))
 
 
-def _collect(round_: Round) -> Stepped:
+def _collect(round_: rounds.Round) -> rounds.Stepped:
     if round_.state is RoundState.AGGREGATING:
         return round_, ()
     if round_.reported >= round_.policy.goal:
@@ -107,11 +90,11 @@ def _collect(round_: Round) -> Stepped:
     return round_, ()
 
 
-def _abandon(round_: Round, reason: str) -> Stepped:
+def _abandon(round_: rounds.Round, reason: str) -> rounds.Stepped:
     if round_.state.ended:
         return round_, ()
     ended = replace(round_, state=RoundState.ABANDONED, reason=reason)
-    return ended, (EndAssignments(AssignmentState.NOT_NEEDED),)
+    return ended, (rounds.EndAssignments(AssignmentState.NOT_NEEDED),)
 
 
 def staleness_weight(staleness: int) -> float:

@@ -5,16 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from coordinator.errors import InvalidTask
+from coordinator.rules import evaluated
 from coordinator.rules.aggregation import state_specs
 from coordinator.rules.entities import Evaluates, RegularEvaluation, Regularly
-from coordinator.rules.evaluated import (
-    check_evaluates,
-    check_regular,
-    check_same_model,
-    check_same_tensors,
-    settings_of_regular,
-    sources,
-)
 from coordinator.rules.release import check_release, check_settings
 from coordinator.rules.task_settings import TaskSettings
 from coordinator.store.blobs import OpenedStore
@@ -31,13 +24,13 @@ def check_evaluated(store: OpenedStore, bundle: Bundle, settings: TaskSettings, 
     """
     plan, algorithm = bundle.plan, store.algorithm(bundle.manifest.algorithm)
     specs = state_specs(plan, algorithm)
-    check_evaluates(algorithm, specs, evaluates.against)
+    evaluated.check_evaluates(algorithm, specs, evaluates.against)
     state = checkpoint.decode(bundle.read(bundle.manifest.state), specs)
-    for vector, source in sources(evaluates).items():
+    for vector, source in evaluated.sources(evaluates).items():
         if source.task is None:
             continue
         task = store.task(source.task)
-        check_same_model(task, store.plan(task.plan_sha256), plan, settings)
+        evaluated.check_same_model(task, store.plan(task.plan_sha256), plan, settings)
         if not np.array_equal(store.checkpoint(task.id, source.round)["params"], state[vector]):
             raise InvalidTask(f"the bundle's state does not hold the model of {source.words}; start again")
     return Evaluates(evaluates.model, evaluates.against)
@@ -53,10 +46,12 @@ def check_evaluation(
     evaluation = regular.bundle
     plan, _ = evaluation.plan, evaluation.signer  # which raises if the signature is not good
     algorithm = store.algorithm(evaluation.manifest.algorithm)
-    check_regular(settings, store.algorithm(bundle.manifest.algorithm), algorithm, state_specs(plan, algorithm))
-    check_same_tensors("this task", bundle.plan, plan)
+    evaluated.check_regular(
+        settings, store.algorithm(bundle.manifest.algorithm), algorithm, state_specs(plan, algorithm)
+    )
+    evaluated.check_same_tensors("this task", bundle.plan, plan)
     first_checkpoint(evaluation, store.algorithm_modules)
-    its_settings = settings_of_regular(settings, settings.rounds)
+    its_settings = evaluated.settings_of_regular(settings, settings.rounds)
     check_settings(its_settings, algorithm, plan)
     check_release(plan, evaluation.certificate, its_settings)
     return regular.stored

@@ -14,21 +14,10 @@ from msgspec import UNSET
 from coordinator.errors import NotPrivate, TaskEnded, UnexpectedEvent, UnknownDeviceId, UnknownRound
 from coordinator.lineage import check_signer, entry
 from coordinator.operations import LineageKey, TaskStore
+from coordinator.rules import entities
 from coordinator.rules.alerts import Alert
 from coordinator.rules.audit import STORE, Action, AuditEntry
 from coordinator.rules.budget import BudgetReport, PopulationBudget
-from coordinator.rules.entities import (
-    AssignmentRecord,
-    Device,
-    Evaluates,
-    Measured,
-    RegularEvaluation,
-    Regularly,
-    SessionShape,
-    Spent,
-    Task,
-    Transition,
-)
 from coordinator.rules.evaluated import check_clients, check_participations, check_rollback
 from coordinator.rules.kinds import TaskAnswer
 from coordinator.rules.progress import Progress
@@ -90,8 +79,8 @@ class CoordinatorStore(ModelStore, TaskStore, AbstractContextManager["Coordinato
         by: str = STORE,
         *,
         name: str | None = None,
-        evaluation: Evaluates | Regularly | RegularEvaluation | None = None,
-    ) -> Task:
+        evaluation: entities.Evaluates | entities.Regularly | entities.RegularEvaluation | None = None,
+    ) -> entities.Task:
         return Registration(self, by).register(bundle, settings, release, name, evaluation)
 
     def manifest(self, task_id: str) -> Manifest:
@@ -125,16 +114,16 @@ class CoordinatorStore(ModelStore, TaskStore, AbstractContextManager["Coordinato
             (progress,) = records.progress([records.task(task_id)])
             return progress
 
-    def pause(self, task_id: str, by: str = STORE) -> Task:
+    def pause(self, task_id: str, by: str = STORE) -> entities.Task:
         return self._move(task_id, TaskState.PAUSED, by)
 
-    def resume(self, task_id: str, by: str = STORE) -> Task:
+    def resume(self, task_id: str, by: str = STORE) -> entities.Task:
         return self._move(task_id, TaskState.ACTIVE, by)
 
-    def cancel(self, task_id: str, by: str = STORE) -> Task:
+    def cancel(self, task_id: str, by: str = STORE) -> entities.Task:
         return self._move(task_id, TaskState.CANCELLED, by)
 
-    def roll_back(self, task_id: str, number: int, by: str = STORE) -> Task:
+    def roll_back(self, task_id: str, number: int, by: str = STORE) -> entities.Task:
         lineage = self.lineage_key()
         with self.database.writing() as records:
             records.budgets.hold()
@@ -161,23 +150,23 @@ class CoordinatorStore(ModelStore, TaskStore, AbstractContextManager["Coordinato
             records.audit.append(by, Action.TASK_ROLLED_BACK, task_id, f"to the model after round {number}")
             return records.task(task_id)
 
-    def history(self, task_id: str) -> list[Transition]:
+    def history(self, task_id: str) -> list[entities.Transition]:
         with self.database.reading() as records:
             return records.history(records.task(task_id))
 
-    def evaluations(self, task_id: str) -> list[Measured]:
+    def evaluations(self, task_id: str) -> list[entities.Measured]:
         with self.database.reading() as records:
             return records.overview.evaluations(records.task(task_id).id)
 
-    def spent(self, task_id: str) -> list[Spent]:
+    def spent(self, task_id: str) -> list[entities.Spent]:
         with self.database.reading() as records:
             return records.ledger.spent(records.task(task_id).id)
 
-    def sessions(self, task_id: str) -> list[SessionShape]:
+    def sessions(self, task_id: str) -> list[entities.SessionShape]:
         with self.database.reading() as records:
             return records.sessions.of(records.task(task_id))
 
-    def cohort(self, task_id: str, number: int) -> list[AssignmentRecord]:
+    def cohort(self, task_id: str, number: int) -> list[entities.AssignmentRecord]:
         """The assignments of the last attempt at round `number`, by slot. Raises UnknownRound."""
         with self.database.reading() as records:
             attempts = [r.attempt for r in records.rounds(records.task(task_id).id) if r.number == number]
@@ -185,7 +174,7 @@ class CoordinatorStore(ModelStore, TaskStore, AbstractContextManager["Coordinato
                 raise UnknownRound(f"task {task_id} has no round {number}")
             return records.cohorts.drawn(task_id, number, max(attempts))
 
-    def counted(self, task_id: str, number: int) -> list[AssignmentRecord]:
+    def counted(self, task_id: str, number: int) -> list[entities.AssignmentRecord]:
         """The assignments whose reports are in the model after round `number`. Raises UnknownRound."""
         with self.database.reading() as records:
             done = [round_ for round_ in records.rounds(records.task(task_id).id) if round_.number == number]
@@ -241,7 +230,7 @@ class CoordinatorStore(ModelStore, TaskStore, AbstractContextManager["Coordinato
         self.note_read(by, Action.CERTIFICATE_READ, task_id, last)
         return certified
 
-    def _ancestor(self, task: Task, number: int) -> tuple[Ancestor, tuple[LedgerEntry, ...]]:
+    def _ancestor(self, task: entities.Task, number: int) -> tuple[Ancestor, tuple[LedgerEntry, ...]]:
         """What a certificate says of a task at whose model another one began, and its ledger up to there."""
         if task.settings.privacy is None:
             return Ancestor(task=task.id, round=number), ()
@@ -266,17 +255,17 @@ class CoordinatorStore(ModelStore, TaskStore, AbstractContextManager["Coordinato
     def remove_budget(self, population: str, by: str = STORE) -> BudgetReport:
         return change_budget(self, population, None, by)
 
-    def devices(self, limit: int = 100, *, revoked: bool = False) -> list[Device]:
+    def devices(self, limit: int = 100, *, revoked: bool = False) -> list[entities.Device]:
         with self.database.reading() as records:
             return records.devices.newest(limit, revoked=revoked)
 
-    def revoke_device(self, device_id: str, by: str = STORE) -> Device:
+    def revoke_device(self, device_id: str, by: str = STORE) -> entities.Device:
         return self._set_revoked(device_id, by, Action.DEVICE_REVOKED)
 
-    def allow_device(self, device_id: str, by: str = STORE) -> Device:
+    def allow_device(self, device_id: str, by: str = STORE) -> entities.Device:
         return self._set_revoked(device_id, by, Action.DEVICE_ALLOWED)
 
-    def _set_revoked(self, device_id: str, by: str, action: Action) -> Device:
+    def _set_revoked(self, device_id: str, by: str, action: Action) -> entities.Device:
         with self.database.writing() as records:
             changed = records.devices.set_revoked(device_id, revoked=action is Action.DEVICE_REVOKED)
             device = records.devices.find(device_id)
@@ -294,7 +283,7 @@ class CoordinatorStore(ModelStore, TaskStore, AbstractContextManager["Coordinato
         with self.database.reading() as records:
             return records.alerts.listed(limit)
 
-    def _move(self, task_id: str, to: TaskState, by: str) -> Task:
+    def _move(self, task_id: str, to: TaskState, by: str) -> entities.Task:
         with self.database.writing() as records:
             task = records.task(task_id)
             try:

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from coordinator.commands import ExchangeMasked
 from coordinator.driver.memory.open_rounds import OpenRound
 from coordinator.errors import NoLongerNeeded, Refusal
+from coordinator.rules import replicas
 from coordinator.rules.aggregation import KeptReports, ReportSum
 from coordinator.rules.entities import NoiseSource, Task
 from coordinator.rules.private_sums import (
@@ -29,18 +30,6 @@ from coordinator.rules.private_sums import (
     entry_of_devices,
     may_go_on,
     noise_size,
-)
-from coordinator.rules.replicas import (
-    Claim,
-    Counted,
-    Denial,
-    Grant,
-    MaskedAnswer,
-    MaskedShare,
-    Share,
-    SharedRound,
-    Shares,
-    maker_of,
 )
 from coordinator.rules.states import RoundState
 from coordinator.secure.round import SecureRound
@@ -149,7 +138,7 @@ class SecureRounds:
         """The secure round of an assignment. Raises NoLongerNeeded."""
         return self._find(assignment)[1]
 
-    def exchange(self, command: ExchangeMasked, now: float) -> MaskedAnswer:
+    def exchange(self, command: ExchangeMasked, now: float) -> replicas.MaskedAnswer:
         """Hear of the masked reports that another replica added, and say which it may add."""
         news = command.news
         shares = zip(news.shares, command.sums, strict=True)
@@ -158,21 +147,21 @@ class SecureRounds:
             secure.release(news.replica, news.checking)
         outcomes = [self._grant(news.replica, claim) for claim in news.claims]
         wanted = [session for secure in self._rounds.values() for session in secure.wanted(news.replica, now)]
-        return MaskedAnswer(outcomes=outcomes, wanted=wanted, over=over)
+        return replicas.MaskedAnswer(outcomes=outcomes, wanted=wanted, over=over)
 
-    def _take_share(self, replica: str, share: MaskedShare, words: Words | None) -> bool:
+    def _take_share(self, replica: str, share: replicas.MaskedShare, words: Words | None) -> bool:
         secure = self._rounds.get(share.round)
         return secure is not None and secure.take_share(replica, share, words)
 
-    def _grant(self, replica: str, claim: Claim) -> Grant | Denial | None:
+    def _grant(self, replica: str, claim: replicas.Claim) -> replicas.Grant | replicas.Denial | None:
         try:
             round_id, secure = self._find(claim.assignment)
             expected = secure.grant(claim.assignment, claim.sha256, replica)
         except Refusal as refused:
-            return Denial(slug=refused.slug, detail=str(refused))
+            return replicas.Denial(slug=refused.slug, detail=str(refused))
         if expected is None:
             return None
-        return Grant(
+        return replicas.Grant(
             round=round_id,
             session=expected.sid,
             position=expected.position,
@@ -239,7 +228,7 @@ class SharedSum:
 
     driver: str
     reports: ReportSum
-    counted: list[Counted] = field(default_factory=list)
+    counted: list[replicas.Counted] = field(default_factory=list)
     closed: bool = False
     told: int = 0
     handed: bool = False
@@ -276,11 +265,15 @@ class SharedSums:
         """The drivers that can have sums now, and do not have them."""
         return {one.driver for one in self._unhanded().values() if one.closed}
 
-    def add(self, round_: SharedRound, counted: list[Counted], vectors: list[NDArray[np.floating[Any]]]) -> None:
+    def add(
+        self, round_: replicas.SharedRound, counted: list[replicas.Counted], vectors: list[NDArray[np.floating[Any]]]
+    ) -> None:
         """Add reports (L,) whose receipts are committed, and which they are."""
         mine = self._sums.get(round_.id)
         if mine is None:
-            mine = self._sums[round_.id] = SharedSum(maker_of(counted[0].assignment), ReportSum(round_.layout.size))
+            mine = self._sums[round_.id] = SharedSum(
+                replicas.maker_of(counted[0].assignment), ReportSum(round_.layout.size)
+            )
         mine.reports.add(*vectors)
         mine.counted += counted
 
@@ -312,17 +305,17 @@ class SharedSums:
     @property
     def drivers(self) -> set[str]:
         """The drivers that are told of reports: those of uploads that are on their way, or of sums they do not have."""
-        return {maker_of(one) for one, _ in self._present} | {one.driver for one in self._unhanded().values()}
+        return {replicas.maker_of(one) for one, _ in self._present} | {one.driver for one in self._unhanded().values()}
 
-    def news(self, replica: str, driver: str) -> tuple[Shares, list[NDArray[np.float64]]]:
+    def news(self, replica: str, driver: str) -> tuple[replicas.Shares, list[NDArray[np.float64]]]:
         """What a driver has not been told yet: a message of this `replica`, and the sums (L,) that go with it."""
         mine = [(one, _share(id_, one)) for id_, one in self._unhanded().items() if one.driver == driver]
         due = [(one, share) for one, share in mine if share.counted or share.size]
-        here = [assignment for assignment, _ in self._present if maker_of(assignment) == driver]
-        message = Shares(replica=replica, present=here, shares=[share for _, share in due])
+        here = [assignment for assignment, _ in self._present if replicas.maker_of(assignment) == driver]
+        message = replicas.Shares(replica=replica, present=here, shares=[share for _, share in due])
         return message, [one.reports.total() for one, share in due if share.size]
 
-    def heard(self, message: Shares) -> None:
+    def heard(self, message: replicas.Shares) -> None:
         """The driver has a message of `news`."""
         for share in message.shares:
             mine = self._sums.get(share.round)
@@ -334,6 +327,6 @@ class SharedSums:
         return {id_: one for id_, one in tuple(self._sums.items()) if not one.handed}
 
 
-def _share(round_id: int, mine: SharedSum) -> Share:
+def _share(round_id: int, mine: SharedSum) -> replicas.Share:
     size = mine.reports.total_L.size if mine.closed else 0  # read first: what is closed does not grow
-    return Share(round=round_id, before=mine.told, counted=mine.counted[mine.told :], size=size)
+    return replicas.Share(round=round_id, before=mine.told, counted=mine.counted[mine.told :], size=size)

@@ -11,18 +11,14 @@ from contextlib import suppress
 
 from msgspec.structs import replace
 
+from coordinator import errors
 from coordinator.commands import AbortAssignment, CountReport, DurableCommand, TakeShare
 from coordinator.driver.memory.loaded_task import LoadedTask
 from coordinator.driver.memory.open_rounds import OpenRound, OpenRounds
 from coordinator.driver.memory.round_sums import SharedSums
 from coordinator.driver.memory.selector import Selector
 from coordinator.driver.memory.sessions import Session
-from coordinator.driver.writing.commit_round import (
-    begin_pair_again,
-    note_failing,
-    note_failure,
-    pause_without_authority,
-)
+from coordinator.driver.writing import commit_round, make_assignments
 from coordinator.driver.writing.effects import (
     DEFERRED,
     AssignmentEnded,
@@ -36,45 +32,10 @@ from coordinator.driver.writing.effects import (
     SharedReportsCounted,
     SumHandedOver,
 )
-from coordinator.driver.writing.make_assignments import (
-    OpenBuffers,
-    as_it_stands,
-    assigned_devices,
-    common_part,
-    for_device,
-    invite,
-    open_round_of,
-)
-from coordinator.errors import (
-    ConflictingReport,
-    InvalidReport,
-    MalformedMessage,
-    NoLongerNeeded,
-    Refusal,
-    Unavailable,
-    UnknownAssignment,
-)
+from coordinator.rules import rounds as cohorts
 from coordinator.rules.buffers import refusal
 from coordinator.rules.entities import AssignedDevice, AssignmentRecord
 from coordinator.rules.replicas import SharedRound
-from coordinator.rules.rounds import (
-    FAILURES,
-    HELD_UP,
-    Aborted,
-    BeginPairAgain,
-    Configured,
-    EndAssignments,
-    Event,
-    Expired,
-    Lost,
-    Release,
-    Reported,
-    ReportsElsewhere,
-    Select,
-    Summed,
-    Tick,
-    TurnAway,
-)
 from coordinator.rules.rounds import Effect as RoundEffect
 from coordinator.rules.states import AssignmentState, LeftOut, RoundState, TaskState
 from coordinator.store.records.records import Records
@@ -97,7 +58,7 @@ class Transaction:
         """Sessions that were given an assignment."""
         self._assignments: dict[str, AssignmentRecord] = {}
         self._counted = CountedReports(records)
-        self._buffers = OpenBuffers(records)
+        self._buffers = make_assignments.OpenBuffers(records)
 
     @property
     def durable_steps(self) -> list[str]:
@@ -106,7 +67,7 @@ class Transaction:
         steps = {"assignment": DevicesDrawn, "report": ReportsCounted, "receipt": SharedReportsCounted}
         return [name for name, kind in steps.items() if kind in kinds]
 
-    def take(self, commands: Sequence[DurableCommand]) -> list[Receipt | Refusal | Deferred | None]:
+    def take(self, commands: Sequence[DurableCommand]) -> list[Receipt | errors.Refusal | Deferred | None]:
         """The answers to devices that report or give up, one after the other; rows are read and written together.
 
         DEFERRED for a report to a buffered round that has its reports, and is not committed yet.
@@ -129,11 +90,11 @@ class Transaction:
             if task_id in rounds:
                 self._advance(rounds[task_id], task)
         if task is not None and self._may_open(task):
-            self._advance(open_round_of(self._records, self.rounds, task, self._now), task)
+            self._advance(make_assignments.open_round_of(self._records, self.rounds, task, self._now), task)
 
     # --- reports, and devices that give up
 
-    def _answer(self, command: DurableCommand) -> Receipt | Refusal | Deferred | None:
+    def _answer(self, command: DurableCommand) -> Receipt | errors.Refusal | Deferred | None:
         try:
             match command:
                 case CountReport():
@@ -142,7 +103,7 @@ class Transaction:
                     self._hear(command)
                 case AbortAssignment():
                     self._abort(command)
-        except Refusal as refused:
+        except errors.Refusal as refused:
             return refused
         return None
 
@@ -153,16 +114,16 @@ class Transaction:
         if record.report_sha256 == command.sha256:
             return receipt
         if record.report_sha256 is not None:
-            raise ConflictingReport(
+            raise errors.ConflictingReport(
                 f"a report with digest {record.report_sha256[:12]}… was accepted; this one is another"
             )
         if record.state is AssignmentState.REPORTED:  # since its row was read, at another replica
-            raise Unavailable("a report of this assignment is being counted elsewhere; send it again")
+            raise errors.Unavailable("a report of this assignment is being counted elsewhere; send it again")
         if command.shared is not None:
             return receipt if self._count_shared(command.shared, record, command) else DEFERRED
         round_ = self._reporting_round(record)
         if round_.secure is not None:
-            raise InvalidReport("this round takes only masked reports, as messages of its secure aggregation")
+            raise errors.InvalidReport("this round takes only masked reports, as messages of its secure aggregation")
         if not round_.reporting:
             return DEFERRED
         if round_.buffered:
@@ -170,7 +131,7 @@ class Transaction:
         staleness = self._counted.add(round_, record, command)
         self._note(record, command)
         self._end(round_, record, AssignmentState.REPORTED)
-        self._step(round_, Reported(staleness))
+        self._step(round_, cohorts.Reported(staleness))
         return receipt
 
     def _count_shared(self, shared: SharedRound, record: AssignmentRecord, command: CountReport) -> bool:
@@ -183,7 +144,7 @@ class Transaction:
             raise refusal(record.state)
         into = self._buffers.of(shared, record) if shared.buffered else (shared, 0)
         if self._shared.leaving if into is None else self._shared.closed(into[0].id):
-            raise Unavailable("this replica hands its sum of the round over; send the report again")
+            raise errors.Unavailable("this replica hands its sum of the round over; send the report again")
         if into is not None:
             self._counted.add_shared(into[0], record, command, into[1])
             self._note(record, command)
@@ -203,14 +164,16 @@ class Transaction:
         if round_ is None:
             return
         if command.total is not None and share.size != round_.plan.report.size:
-            raise MalformedMessage(f"a sum of {share.size} values is none of a round of {round_.plan.report.size}")
+            raise errors.MalformedMessage(
+                f"a sum of {share.size} values is none of a round of {round_.plan.report.size}"
+            )
         known = round_.told.get(replica, 0)
         for one in (new := share.counted[max(0, known - share.before) :]):
             self._end(round_, AssignedDevice(one.assignment, 0, one.device), AssignmentState.REPORTED)
         if new:
             devices = round_.devices.union(one.device for one in new)
             round_ = replace(round_, told={**round_.told, replica: known + len(new)}, devices=devices)
-            self._step(round_, ReportsElsewhere(tuple(one.staleness for one in new)))
+            self._step(round_, cohorts.ReportsElsewhere(tuple(one.staleness for one in new)))
         if command.total is not None:
             self.effects.append(SumHandedOver(round_, replica, share.before + len(share.counted), command.total))
 
@@ -221,23 +184,25 @@ class Transaction:
         """
         record, reason = self._assignment(command.assignment), command.message.reason
         if record.state is AssignmentState.REPORTED:
-            raise ConflictingReport("this assignment's report was accepted; it cannot be given up any more")
-        with suppress(NoLongerNeeded):
+            raise errors.ConflictingReport("this assignment's report was accepted; it cannot be given up any more")
+        with suppress(errors.NoLongerNeeded):
             round_ = self._reporting_round(record)
             if round_.secure is not None and record.id in round_.secure.masked:
-                raise ConflictingReport("this assignment's masked report was taken; it cannot be given up any more")
+                raise errors.ConflictingReport(
+                    "this assignment's masked report was taken; it cannot be given up any more"
+                )
             self._records.move_assignment(record, AssignmentState.ABORTED, "device", reason)
             self._assignments[record.id] = replace(record, state=AssignmentState.ABORTED)
             self._end(round_, record, AssignmentState.ABORTED, reason)
             if reason == LeftOut.REVEALED.value:
                 self.rounds.leave_out(record.task, {record.device: LeftOut.REVEALED})
-            noted, again = note_failing(round_, [record.device], self.rounds)
-            self._step(noted, Aborted(again=again > 0))
+            noted, again = commit_round.note_failing(round_, [record.device], self.rounds)
+            self._step(noted, cohorts.Aborted(again=again > 0))
 
     def _assignment(self, id_: str) -> AssignmentRecord:
         record = self._assignments.get(id_)
         if record is None:
-            raise UnknownAssignment("there is no such assignment; check in again")
+            raise errors.UnknownAssignment("there is no such assignment; check in again")
         return record
 
     def _reporting_round(self, record: AssignmentRecord) -> OpenRound:
@@ -250,12 +215,12 @@ class Transaction:
             raise refusal(record.state)
         if round_.buffered:
             if self._selector.sessions.is_late(round_.task.population, record.device, self._now):
-                raise NoLongerNeeded("the deadline of the assignment has passed")
+                raise errors.NoLongerNeeded("the deadline of the assignment has passed")
             return round_
         if round_.id != record.round:
             raise refusal(record.state)
         if not round_.reporting or self._now >= round_.value.deadline:
-            raise NoLongerNeeded(f"round {record.number} has what it needs, or its deadline has passed")
+            raise errors.NoLongerNeeded(f"round {record.number} has what it needs, or its deadline has passed")
         return round_
 
     def _end(
@@ -280,9 +245,9 @@ class Transaction:
         if round_.shared and len(ended) < len(names):
             self.rounds.put(round_ := round_.doubted(self._now))
         if ended:
-            noted, again = note_failing(round_, ended, self.rounds, late=late)
+            noted, again = commit_round.note_failing(round_, ended, self.rounds, late=late)
             proven = round_.secure is not None and round_.secure.proven
-            self._step(noted, Expired(len(ended), again) if late else Lost(len(ended), proven, again))
+            self._step(noted, cohorts.Expired(len(ended), again) if late else cohorts.Lost(len(ended), proven, again))
 
     # --- rounds
 
@@ -295,13 +260,13 @@ class Transaction:
                     return
                 round_ = self.rounds.running[round_.task.id]
         if task is not None and (round_.value.state is RoundState.SELECTING or round_.draws_more(self._now)):
-            task = as_it_stands(self._records, task)
+            task = make_assignments.as_it_stands(self._records, task)
         event = self.rounds.next_event(round_, task, self._candidates, self._now)
-        if isinstance(event, Summed) and event.devices:
+        if isinstance(event, cohorts.Summed) and event.devices:
             self._count_masked(round_)
-        if isinstance(event, Tick) and not round_.buffered and self._now >= round_.value.deadline:
+        if isinstance(event, cohorts.Tick) and not round_.buffered and self._now >= round_.value.deadline:
             open_ = self._records.cohorts.at_work(round_.task.id, round_.numbers)
-            event = Tick(note_failing(round_, [device.device for device in open_], self.rounds)[1])
+            event = cohorts.Tick(commit_round.note_failing(round_, [device.device for device in open_], self.rounds)[1])
         self._step(round_, event)
 
     def _count_masked(self, round_: OpenRound) -> None:
@@ -322,21 +287,21 @@ class Transaction:
         if record is None or record.state is not TaskState.ACTIVE:
             return False
         if task.settings.secagg is not None and self._selector.secure.authority is None:
-            pause_without_authority(self._records, record)
+            commit_round.pause_without_authority(self._records, record)
             return False
         return True
 
-    def _step(self, round_: OpenRound, event: Event) -> None:
+    def _step(self, round_: OpenRound, event: cohorts.Event) -> None:
         value, effects = round_.after(event, self._now)
         if (value, effects) == (round_.value, ()):
             return
-        if isinstance(event, Reported) and value.state is round_.value.state and not effects:
+        if isinstance(event, cohorts.Reported) and value.state is round_.value.state and not effects:
             # Many in a turn: their rows are written together, before anything else of the round is.
             self._counted.move(round_)
             self.rounds.put(replace(round_, value=value))
             return
         self.effects += self._counted.write(self.rounds)
-        if Release() in effects:
+        if cohorts.Release() in effects:
             round_ = self._release(round_)
         cause = value.reason or type(event).__name__.lower()
         self._records.move_round(round_.id, round_.value, value, cause)
@@ -349,24 +314,26 @@ class Transaction:
             self._records.cohorts.at_work(after.task.id, after.numbers)
         if value.state is RoundState.ABANDONED and after.secure is not None:
             self.rounds.leave_out(after.task.id, self._records.leave_out(after.secure.left_out))
-        if value.reason in FAILURES:
-            self.rounds.not_before[after.task.id] = self._now + note_failure(self._records, after, value.reason)
+        if value.reason in cohorts.FAILURES:
+            self.rounds.not_before[after.task.id] = self._now + commit_round.note_failure(
+                self._records, after, value.reason
+            )
         self._do(effects, after, cause)
 
     def _do(self, effects: Sequence[RoundEffect], after: OpenRound, cause: str) -> None:
         """Do what a step of a round asks for."""
         for effect in effects:
             match effect:
-                case Select(count):
+                case cohorts.Select(count):
                     self._draw(after, count)
-                case TurnAway():
+                case cohorts.TurnAway():
                     self.effects.append(DevicesTurnedAway(self._candidates(after)))
-                case BeginPairAgain():
-                    begin_pair_again(self._records, after.task.record, self._selector.secure.lineage)
-                case EndAssignments(state):
+                case cohorts.BeginPairAgain():
+                    commit_round.begin_pair_again(self._records, after.task.record, self._selector.secure.lineage)
+                case cohorts.EndAssignments(state):
                     open_ = self._records.end_assignments(after.task.id, after.numbers, state, cause)
                     late = [device.device for device in open_ if state is AssignmentState.EXPIRED]
-                    if cause in HELD_UP and not after.buffered:
+                    if cause in cohorts.HELD_UP and not after.buffered:
                         self.rounds.note_unreliable(after.task.id, after.failing.union(late))
 
     def _release(self, round_: OpenRound) -> OpenRound:
@@ -380,22 +347,24 @@ class Transaction:
         """Draw devices, a cohort or some that are missing of it, and give them their assignments."""
         unreliable = self.rounds.unreliable.get(round_.task.id, {})
         chosen, first = self._selector.draw(self._candidates(round_), count, unreliable), round_.value.assigned
-        new = assigned_devices(self._selector, round_, [session.device for session in chosen], first)
+        new = make_assignments.assigned_devices(self._selector, round_, [session.device for session in chosen], first)
         self._records.add_assignments(round_.id, new)
         if not round_.buffered:
             round_ = replace(round_, devices=round_.devices.union(device.device for device in new))
-        self._step(round_, Configured(len(new)))
+        self._step(round_, cohorts.Configured(len(new)))
         if round_.task.id not in self.rounds.running:
             return  # its deadline was too short for the clock to tell, and has passed
         round_ = self.rounds.running[round_.task.id]
-        common = common_part(self._records, round_, self._selector.secure.lineage, self._now)
+        common = make_assignments.common_part(self._records, round_, self._selector.secure.lineage, self._now)
         if round_.task.settings.secagg is not None and round_.secure is None:
-            round_ = invite(self._selector.secure, round_, common, new, self._records.at)
+            round_ = make_assignments.invite(self._selector.secure, round_, common, new, self._records.at)
             self.rounds.put(round_)
         if round_.secure is not None:
             common = replace(common, secagg=round_.secure.invitation, server=round_.secure.server)
         self._drawn.update(session.id for session in chosen)
-        pairs = [(session, for_device(common, device)) for session, device in zip(chosen, new, strict=True)]
+        pairs = [
+            (session, make_assignments.for_device(common, device)) for session, device in zip(chosen, new, strict=True)
+        ]
         self.effects.append(DevicesDrawn(round_, pairs, self._now + common.report_within_s))
 
     def _candidates(self, round_: OpenRound) -> list[Session]:

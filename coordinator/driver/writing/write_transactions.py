@@ -14,17 +14,7 @@ from coordinator.driver.memory.in_memory_state import Memory
 from coordinator.driver.memory.loaded_task import unreliable_devices
 from coordinator.driver.memory.selector import Selector
 from coordinator.driver.replica_membership import Membership
-from coordinator.driver.writing.effects import (
-    DEFERRED,
-    AssignmentEnded,
-    DevicesDrawn,
-    DevicesTurnedAway,
-    Effect,
-    ReportsCounted,
-    RoundMoved,
-    SharedReportsCounted,
-    SumHandedOver,
-)
+from coordinator.driver.writing import effects
 from coordinator.driver.writing.transaction import Transaction
 from coordinator.errors import DatabaseLocked, LeaseLost, StoreConflict, Unavailable
 from coordinator.failpoints import reach
@@ -49,34 +39,34 @@ class EffectApplier:
         for effect in transaction.effects:
             self._begin(effect, now)
         for effect in transaction.effects:
-            if isinstance(effect, DevicesTurnedAway):
+            if isinstance(effect, effects.DevicesTurnedAway):
                 left = [session for session in effect.sessions if session.assignment is None]
                 self.memory.check_ins.send_away(left, "not-selected", now)
 
-    def _end(self, effect: Effect, now: float) -> None:
+    def _end(self, effect: effects.Effect, now: float) -> None:
         memory = self.memory
         match effect:
-            case RoundMoved(before, after):
+            case effects.RoundMoved(before, after):
                 self.metrics.round_moved(before.value, after, now - before.entered_at, now - before.opened_at)
                 if before.reporting and after.closed:
                     late = after.timed_out and not before.buffered
                     memory.sessions.end_assignments(before.task.id, "expired" if late else "not needed")
-            case ReportsCounted(round_, vectors):
+            case effects.ReportsCounted(round_, vectors):
                 into = memory.sum_of(round_)
                 into.reports.add(*vectors)
                 into.count += len(vectors)
-            case SharedReportsCounted(shared, counted, vectors):
+            case effects.SharedReportsCounted(shared, counted, vectors):
                 memory.shared.add(shared, counted, vectors)
-            case SumHandedOver(round_, replica, count, total):
+            case effects.SumHandedOver(round_, replica, count, total):
                 into = memory.sum_of(round_)
                 if replica not in into.handed:
                     into.handed.add(replica)
                     into.reports.add(total)
                     into.count += count
-            case AssignmentEnded():
+            case effects.AssignmentEnded():
                 self._end_assignment(effect)
 
-    def _end_assignment(self, ended: AssignmentEnded) -> None:
+    def _end_assignment(self, ended: effects.AssignmentEnded) -> None:
         memory, how = self.memory, str(ended.state)
         if ended.state is AssignmentState.ABORTED:
             how = f"aborted: {ended.reason}"
@@ -86,9 +76,9 @@ class EffectApplier:
         if ended.state in (AssignmentState.ABORTED, AssignmentState.LOST):
             memory.participation.leave(ended.task, ended.device)
 
-    def _begin(self, effect: Effect, now: float) -> None:
+    def _begin(self, effect: effects.Effect, now: float) -> None:
         """Devices that were drawn have their assignments, and are expected to be present from now on."""
-        if not isinstance(effect, DevicesDrawn):
+        if not isinstance(effect, effects.DevicesDrawn):
             return
         memory, round_ = self.memory, effect.round
         replacements = round_.value.replaced > 0
@@ -210,7 +200,7 @@ class Writer:
         before, self._deferred = self._deferred, {}
         for waiting, outcome in zip(durable, outcomes, strict=True):
             future = waiting[1]
-            if outcome is not DEFERRED:
+            if outcome is not effects.DEFERRED:
                 settle(future, outcome)
             elif now < (since := before.get(future, now)) + _DEFERRED_S:
                 self._postponed.append(waiting)

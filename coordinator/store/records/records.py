@@ -18,29 +18,10 @@ from coordinator.rules.evaluated import rounds_after
 from coordinator.rules.progress import Progress, explain
 from coordinator.rules.rounds import Round
 from coordinator.rules.states import AssignmentState, LeftOut, RoundState, TaskState, move
+from coordinator.store.records import models, operators
+from coordinator.store.records import rounds as cohorts
 from coordinator.store.records.devices import DeviceRecords, LeaseRecords, NoticeRecords, SessionCountRecords
-from coordinator.store.records.models import (
-    GarbageRecords,
-    IdentityRecords,
-    ModelRecords,
-    ReleaseRecords,
-    SealedRecords,
-)
-from coordinator.store.records.operators import (
-    AlertRecords,
-    AuditRecords,
-    BudgetRecords,
-    ObservationRecords,
-    TokenRecords,
-)
 from coordinator.store.records.overview import OverviewRecords
-from coordinator.store.records.rounds import (
-    ASSIGNED_ROWS,
-    AttemptRecords,
-    CohortRecords,
-    LedgerRecords,
-    committed_by_devices,
-)
 from coordinator.store.records.within_transaction import WithinTransaction, slices
 from coordinator.store.rows import COUNTS, assignment_of, columns_of, round_of, settings_of, signed_of, task_of
 from coordinator.store.tables import ASSIGNMENTS, BLOBS, POPULATIONS, REPORTS, ROUNDS, TASKS, TRANSITIONS
@@ -50,7 +31,7 @@ from fedcore.release import Signed
 _CONFLICT = "a row of {} is no longer {}: does another coordinator use this store?"
 # Made once, and so compiled once: to build a statement anew costs more than to execute it.
 _THESE = ASSIGNMENTS.c.id.in_(bindparam("ids", expanding=True))
-_GIVEN = ASSIGNED_ROWS.where(_THESE).with_for_update(of=ASSIGNMENTS, key_share=True)
+_GIVEN = cohorts.ASSIGNED_ROWS.where(_THESE).with_for_update(of=ASSIGNMENTS, key_share=True)
 _REPORT = (
     update(ASSIGNMENTS)
     .where(_THESE & (ASSIGNMENTS.c.state == AssignmentState.ASSIGNED))
@@ -70,24 +51,24 @@ class Records(WithinTransaction):
 
     def __init__(self, connection: Connection, at: float, *, writing: bool) -> None:
         super().__init__(connection, at, writing=writing)
-        self.identity = IdentityRecords(connection, at, writing=writing)
+        self.identity = models.IdentityRecords(connection, at, writing=writing)
         self.leases = LeaseRecords(connection, at, writing=writing)
-        self.tokens = TokenRecords(connection, at, writing=writing)
+        self.tokens = operators.TokenRecords(connection, at, writing=writing)
         self.devices = DeviceRecords(connection, at, writing=writing)
-        self.audit = AuditRecords(connection, at, writing=writing)
-        self.releases = ReleaseRecords(connection, at, writing=writing)
+        self.audit = operators.AuditRecords(connection, at, writing=writing)
+        self.releases = models.ReleaseRecords(connection, at, writing=writing)
         self.overview = OverviewRecords(connection, at, writing=writing)
         self.notices = NoticeRecords(connection, at, writing=writing)
-        self.observations = ObservationRecords(connection, at, writing=writing)
-        self.garbage = GarbageRecords(connection, at, writing=writing)
+        self.observations = operators.ObservationRecords(connection, at, writing=writing)
+        self.garbage = models.GarbageRecords(connection, at, writing=writing)
         self.sessions = SessionCountRecords(connection, at, writing=writing)
-        self.cohorts = CohortRecords(connection, at, writing=writing)
-        self.attempts = AttemptRecords(connection, at, writing=writing)
-        self.ledger = LedgerRecords(connection, at, writing=writing)
-        self.sealed = SealedRecords(connection, at, writing=writing)
-        self.models = ModelRecords(connection, at, writing=writing)
-        self.alerts = AlertRecords(connection, at, writing=writing)
-        self.budgets = BudgetRecords(connection, at, writing=writing)
+        self.cohorts = cohorts.CohortRecords(connection, at, writing=writing)
+        self.attempts = cohorts.AttemptRecords(connection, at, writing=writing)
+        self.ledger = cohorts.LedgerRecords(connection, at, writing=writing)
+        self.sealed = models.SealedRecords(connection, at, writing=writing)
+        self.models = models.ModelRecords(connection, at, writing=writing)
+        self.alerts = operators.AlertRecords(connection, at, writing=writing)
+        self.budgets = operators.BudgetRecords(connection, at, writing=writing)
 
     # --- tasks and blobs
 
@@ -178,7 +159,7 @@ class Records(WithinTransaction):
 
     def made_in(self, task: Task, snapshot: Snapshot) -> int:
         """The number of the round whose devices made a server state, which a rollback may have copied; 0 for none."""
-        by_devices = committed_by_devices(task.id) & (ROUNDS.c.state_sha256 == snapshot.state_sha256)
+        by_devices = cohorts.committed_by_devices(task.id) & (ROUNDS.c.state_sha256 == snapshot.state_sha256)
         return self._connection.scalar(select(func.max(ROUNDS.c.number)).where(by_devices)) or 0
 
     # --- rounds
@@ -290,7 +271,7 @@ class Records(WithinTransaction):
 
     def assignment(self, assignment_id: str) -> AssignmentRecord:
         """One assignment. Raises UnknownAssignment."""
-        query = self._held(ASSIGNED_ROWS.where(ASSIGNMENTS.c.id == assignment_id), ASSIGNMENTS)
+        query = self._held(cohorts.ASSIGNED_ROWS.where(ASSIGNMENTS.c.id == assignment_id), ASSIGNMENTS)
         row = self._connection.execute(query).one_or_none()
         if row is None:
             raise UnknownAssignment("there is no such assignment; check in again")
