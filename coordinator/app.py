@@ -10,9 +10,8 @@ from fastapi import Depends, FastAPI
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Lifespan, Receive, Scope, Send
 
-from coordinator.api.admin.access import Access
 from coordinator.api.admin.problems import install_admin_problems
-from coordinator.api.admin.routes import ADMIN, admin_router, health_router, metrics_router
+from coordinator.api.admin.routes import ADMIN, Access, admin_router, health_router, metrics_router
 from coordinator.api.devices.assignment_access import AssignmentAccess
 from coordinator.api.devices.endpoints import DeviceApi, MaskedReports
 from coordinator.api.devices.reports import ReportApi, Senders

@@ -19,8 +19,8 @@ from coordinator.driver.driver import Driver
 from coordinator.driver.replica_membership import Membership, ReplicaConfig
 from coordinator.errors import NotAttested
 from coordinator.keys import Keys, open_both
+from coordinator.logs import RecentLines
 from coordinator.metrics import Metrics
-from coordinator.recent_lines import RecentLines
 from coordinator.rules.audit import Action
 from coordinator.secure.beacon_client import BeaconClient
 from coordinator.secure.group import Executors

@@ -19,8 +19,8 @@ from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
-from coordinator.api.admin.access import Access
 from coordinator.api.admin.problems import ADMIN_ERRORS, ADMIN_PROBLEMS, slug_of
+from coordinator.api.admin.routes import Access
 from coordinator.api.service import Service
 from coordinator.api.tokens import end_session, token_of_session
 from coordinator.dashboard.curves import HEIGHT, WIDTH

@@ -7,7 +7,7 @@ from typing import Any
 from fastapi import APIRouter, Depends
 from fastapi.sse import EventSourceResponse
 
-from coordinator.api.admin.access import Access
+from coordinator.api.admin.routes import Access
 from coordinator.api.service import Service
 from coordinator.dashboard.actions import Actions, Downloads
 from coordinator.dashboard.models import ModelForms

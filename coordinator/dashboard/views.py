@@ -23,7 +23,6 @@ from coordinator.rules.progress import Progress
 from coordinator.rules.states import RoundState, TaskState
 from coordinator.store.records.overview import PAGE, SORTED_BY, TaskQuery, Totals
 from coordinator.store.records.records import Records
-from coordinator.store.rows import round_of
 from fedcore.params import FLOAT_BYTES
 from fedcore.plan import Plan
 
@@ -120,16 +119,9 @@ class RoundPage(NamedTuple):
     down: int | None
 
 
-def attempts(
-    records: Records, task_id: str, most: int = ROUNDS_ON_A_PAGE, before: int | None = None
-) -> tuple[RoundRecord, ...]:
-    """The newest attempts of a task that ended, newest first; those before the row `before`."""
-    return tuple(round_of(row, {}) for row in records.overview.latest(task_id, most, before))
-
-
 def rounds_page(records: Records, task_id: str, before: int | None) -> dict[str, Any]:
     """A page of all attempts of a task; `older` is where the next one begins. Raises UnknownTask."""
-    task, newest = records.task(task_id), attempts(records, task_id, ROUNDS_ON_A_PAGE + 1, before)
+    task, newest = records.task(task_id), records.overview.latest(task_id, ROUNDS_ON_A_PAGE + 1, before)
     shown = newest[:ROUNDS_ON_A_PAGE]
     metrics = sorted({name for attempt in shown for name in means_of(task.algorithm.name, attempt.metrics)})
     older = shown[-1].id if len(newest) > ROUNDS_ON_A_PAGE else None
@@ -138,17 +130,17 @@ def rounds_page(records: Records, task_id: str, before: int | None) -> dict[str,
 
 def round_page(records: Records, plan: Plan, task_id: str, number: int, attempt: int) -> RoundPage:
     """The page of an attempt at a round of a task with this plan. Raises UnknownTask or UnknownRound."""
-    task, row = records.task(task_id), records.overview.attempt(task_id, number, attempt)
-    times = records.overview.report_times(row.id)
+    task, found = records.task(task_id), records.overview.attempt(task_id, number, attempt)
+    times = records.overview.report_times(found.id)
     report = plan.of_round(number).report
     up = None if task.settings.secagg is not None else report.size * FLOAT_BYTES
     return RoundPage(
         task=task,
-        attempt=round_of(row, {}),
-        phases=_phases(records, row),
+        attempt=found,
+        phases=_phases(records, found),
         outcomes=tuple(
             (f"{state}: {reason}" if reason else state, count)
-            for state, reason, count in records.overview.outcomes(row.id)
+            for state, reason, count in records.overview.outcomes(found.id)
         ),
         percentiles=tuple((share, float(np.percentile(times, share))) for share in _PERCENTILES if times),
         up=up,
@@ -162,10 +154,10 @@ def _checkpoint_bytes(records: Records, task: Task, number: int) -> int | None:
     return next(iter(records.overview.sizes(committed).values()), None)
 
 
-def _phases(records: Records, row: Any) -> tuple[Phase, ...]:
-    entered = records.overview.phases(row.id)
+def _phases(records: Records, attempt: RoundRecord) -> tuple[Phase, ...]:
+    entered = records.overview.phases(attempt.id)
     ends = [*(at for _, at in entered[1:]), None]
-    over = row.ended_at if row.ended_at is not None else records.at
+    over = records.at if attempt.seconds is None else attempt.opened_at + attempt.seconds
     whole = max(over - entered[0][1], 1e-9) if entered else 1.0
     phases = []
     for (name, at), until in zip(entered, ends, strict=True):
@@ -345,7 +337,7 @@ def task_page(records: Records, task_id: str, *, log: bool = False) -> TaskPage:
         charts=charts([*shown, *evaluated(overview.evaluations(task_id))], log=log),
         spent=chart("ε", {"ε": [(row.number, row.epsilon) for row in spent]}, "spent"),
         epsilon=spent[-1].epsilon if spent else 0.0,
-        attempts=attempts(records, task_id, _RECENT),
+        attempts=tuple(overview.latest(task_id, _RECENT)),
         history=tuple(records.history(task)),
         log=log,
     )

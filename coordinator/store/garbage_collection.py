@@ -1,7 +1,7 @@
 """Garbage collection: the rule for models, assignments and bytes that go, and the process that removes them.
 
-Models go that newer rounds superseded, assignments of rounds that ended long ago, and bytes that no row names. The rows
-are read and deleted by garbage_records.py.
+Models go that newer rounds superseded, assignments of rounds that ended long ago, and bytes that no row names.
+`GarbageRecords` reads and deletes the rows.
 
 A row never points at a missing blob, also while others write. Bytes are deleted in a transaction that no transaction
 which adds a blob overlaps with, after a look at the rows; and a transaction that adds a blob looks for its bytes before

@@ -13,7 +13,7 @@ import pytest
 from coordinator.api.service import OTHER, SPAN_S, CheckInCounts
 from coordinator.api.tokens import issue
 from coordinator.dashboard.new_task import field_of, from_form, groups, values
-from coordinator.recent_lines import RecentLines
+from coordinator.logs import RecentLines
 from coordinator.rules.entities import Regularly, Role
 from coordinator.rules.states import Requires
 from coordinator.rules.task_settings import Buffered, TaskSettings

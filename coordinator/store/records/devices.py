@@ -4,26 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from sqlalchemy import ColumnElement, Insert, Row, bindparam, delete, func, insert, select, true, update
+from sqlalchemy import ColumnElement, Insert, bindparam, delete, func, insert, select, true, update
 from sqlalchemy.dialects import postgresql, sqlite
 
 from coordinator.errors import LeaseLost
 from coordinator.rules.entities import Device, SessionShape, Task
 from coordinator.rules.replicas import Lease, Replica
-from coordinator.store.records.within_transaction import WithinTransaction
+from coordinator.store.records.rows import Part, reader
 from coordinator.store.tables import DEVICES, NOTICES, POPULATIONS, REPLICAS, SESSION_SHAPES, TALLIES
 from coordinator.tally import Counts
 
+_DEVICES = select(DEVICES, (DEVICES.c.algorithm + ":" + DEVICES.c.public_key).label("key"))
+_device, _shape = reader(Device), reader(SessionShape)
 
-class DeviceRecords(WithinTransaction):
+
+class DeviceRecords(Part):
     """The operations on devices."""
 
     def find(self, device_id: str) -> Device | None:
         """An enrolled device; None when none has this id."""
-        row = self._connection.execute(select(DEVICES).where(DEVICES.c.id == device_id)).one_or_none()
-        return None if row is None else _device(row)
+        return self._one(_device, _DEVICES.where(DEVICES.c.id == device_id))
 
     def add(self, device_id: str, key: str, attestation: str) -> None:
         """Enrol a device under its public key (as text)."""
@@ -33,10 +35,10 @@ class DeviceRecords(WithinTransaction):
 
     def newest(self, limit: int, *, revoked: bool) -> list[Device]:
         """The devices that enrolled last, the newest first; or those that were revoked, the last one first."""
-        query = select(DEVICES).order_by(DEVICES.c.enrolled_at.desc(), DEVICES.c.id)
+        query = _DEVICES.order_by(DEVICES.c.enrolled_at.desc(), DEVICES.c.id)
         if revoked:
-            query = select(DEVICES).where(DEVICES.c.revoked_at.is_not(None)).order_by(DEVICES.c.revoked_at.desc())
-        return [_device(row) for row in self._connection.execute(query.limit(limit))]
+            query = _DEVICES.where(DEVICES.c.revoked_at.is_not(None)).order_by(DEVICES.c.revoked_at.desc())
+        return self._all(_device, query.limit(limit))
 
     def counts(self) -> tuple[int, int]:
         """How many devices are enrolled, and how many of them are revoked."""
@@ -50,11 +52,6 @@ class DeviceRecords(WithinTransaction):
         return self._connection.execute(change.values(revoked_at=self.at if revoked else None)).rowcount == 1
 
 
-def _device(row: Row[Any]) -> Device:
-    same = ("id", "attestation", "enrolled_at", "revoked_at")
-    return Device(**{name: getattr(row, name) for name in same}, key=f"{row.algorithm}:{row.public_key}")
-
-
 def _adding(new: postgresql.Insert | sqlite.Insert) -> Insert:
     more = {"count": SESSION_SHAPES.c["count"] + new.excluded["count"]}
     return new.on_conflict_do_update(index_elements=list(SESSION_SHAPES.primary_key), set_=more)
@@ -64,7 +61,7 @@ def _adding(new: postgresql.Insert | sqlite.Insert) -> Insert:
 _ADD = {"postgresql": _adding(postgresql.insert(SESSION_SHAPES)), "sqlite": _adding(sqlite.insert(SESSION_SHAPES))}
 
 
-class SessionCountRecords(WithinTransaction):
+class SessionCountRecords(Part):
     """The operations on session counts."""
 
     def add(self, counts: Counts) -> None:
@@ -77,13 +74,13 @@ class SessionCountRecords(WithinTransaction):
     def of_population(self, population: str) -> list[SessionShape]:
         """The counts of a population, with its tasks and without one."""
         query = select(SESSION_SHAPES).where(SESSION_SHAPES.c.population == population)
-        return [SessionShape(row.task, row.shape, row[3]) for row in self._connection.execute(query)]
+        return self._all(_shape, query)
 
     def of(self, task: Task) -> list[SessionShape]:
         """The counts of a task, and those of its population without a task; most frequent first."""
         mine = (SESSION_SHAPES.c.population == task.settings.population) & SESSION_SHAPES.c.task.in_(("", task.id))
         query = select(SESSION_SHAPES).where(mine).order_by(SESSION_SHAPES.c["count"].desc(), SESSION_SHAPES.c.shape)
-        return [SessionShape(row.task, row.shape, row[3]) for row in self._connection.execute(query)]
+        return self._all(_shape, query)
 
 
 _HELD = select(POPULATIONS.c.name, POPULATIONS.c.term).where(POPULATIONS.c.holder == bindparam("by"))
@@ -92,7 +89,7 @@ _REPLICAS = select(*(REPLICAS.c[name] for name in Replica.__dataclass_fields__))
 _LEASES = select(*(POPULATIONS.c[name] for name in ("name", *Lease._fields[1:]))).order_by(POPULATIONS.c.name)
 
 
-class LeaseRecords(WithinTransaction):
+class LeaseRecords(Part):
     """The operations on these rows."""
 
     def replicas(self) -> list[Replica]:
@@ -172,7 +169,7 @@ class StoredNotice(NamedTuple):
     said: str
 
 
-class NoticeRecords(WithinTransaction):
+class NoticeRecords(Part):
     """The operations on notices and tallies."""
 
     def changed(self, known: Mapping[str, int]) -> list[StoredNotice]:

@@ -5,16 +5,15 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import asdict
 from datetime import date
-from typing import Any
 
 import msgspec
-from sqlalchemy import Insert, Row, bindparam, case, delete, exists, func, insert, or_, select, update
+from sqlalchemy import Insert, bindparam, case, delete, exists, func, insert, or_, select, update
 from sqlalchemy.dialects import postgresql, sqlite
 
 from coordinator.rules.entities import SealedBlob
-from coordinator.rules.roll_outs import ModelCount, ModelVersion, RollOut, RollOutKind
+from coordinator.rules.roll_outs import ModelCount, ModelVersion, RollOut
 from coordinator.rules.states import AssignmentState, RoundState
-from coordinator.store.records.within_transaction import WithinTransaction
+from coordinator.store.records.rows import Part, reader
 from coordinator.store.tables import (
     ASSIGNMENTS,
     BLOBS,
@@ -44,10 +43,10 @@ def _adding(new: postgresql.Insert | sqlite.Insert) -> Insert:
 
 
 _ADD = {"postgresql": _adding(postgresql.insert(MODEL_COUNTS)), "sqlite": _adding(sqlite.insert(MODEL_COUNTS))}
-_ROLL_OUT = ("population", "name", "number", "share", "at", "actor", "gate")
+_version, _roll_out = reader(ModelVersion), reader(RollOut)
 
 
-class ModelRecords(WithinTransaction):
+class ModelRecords(Part):
     """The operations on these rows."""
 
     def hold(self) -> None:
@@ -64,20 +63,18 @@ class ModelRecords(WithinTransaction):
     def versions(self, population: str, name: str) -> list[ModelVersion]:
         """The released versions of a model, in order of their numbers: 1, 2, 3 …"""
         of_model = (MODEL_RELEASES.c.population == population) & (MODEL_RELEASES.c.name == name)
-        rows = self._connection.execute(select(MODEL_RELEASES).where(of_model).order_by(MODEL_RELEASES.c.number))
-        return [_version_of(row) for row in rows]
+        return self._all(_version, select(MODEL_RELEASES).where(of_model).order_by(MODEL_RELEASES.c.number))
 
     def version(self, population: str, name: str, number: int) -> ModelVersion:
         """One released version."""
         of_model = (MODEL_RELEASES.c.population == population) & (MODEL_RELEASES.c.name == name)
         this = of_model & (MODEL_RELEASES.c.number == number)
-        return _version_of(self._connection.execute(select(MODEL_RELEASES).where(this)).one())
+        return _version(self._connection.execute(select(MODEL_RELEASES).where(this)).one())
 
     def roll_outs(self, population: str, name: str) -> list[RollOut]:
         """The roll-outs of a model, in order of time."""
         of_model = (MODEL_ROLL_OUTS.c.population == population) & (MODEL_ROLL_OUTS.c.name == name)
-        rows = self._connection.execute(select(MODEL_ROLL_OUTS).where(of_model).order_by(MODEL_ROLL_OUTS.c.id))
-        return [RollOut(**{name: getattr(row, name) for name in _ROLL_OUT}, kind=RollOutKind(row.kind)) for row in rows]
+        return self._all(_roll_out, select(MODEL_ROLL_OUTS).where(of_model).order_by(MODEL_ROLL_OUTS.c.id))
 
     def add_counts(self, counts: ModelCounts) -> None:
         """Add to the counts of check-ins by version; those of versions that were not released are left out."""
@@ -124,12 +121,7 @@ def _date(day: int) -> str:
     return date.fromordinal(date(1970, 1, 1).toordinal() + day).isoformat()
 
 
-def _version_of(row: Row[Any]) -> ModelVersion:
-    same = {name: getattr(row, name) for name in ("population", "name", "number", "created_at")}
-    return ModelVersion(**same, release=_signed(row.release))
-
-
-class ReleaseRecords(WithinTransaction):
+class ReleaseRecords(Part):
     """The operations on the log of releases."""
 
     def append(self, release: Signed) -> None:
@@ -146,7 +138,7 @@ class ReleaseRecords(WithinTransaction):
         return [_signed(row) for row in self._connection.scalars(query)]
 
 
-class SealedRecords(WithinTransaction):
+class SealedRecords(Part):
     """The operations on these rows."""
 
     def add(self, blob: SealedBlob) -> None:
@@ -177,7 +169,7 @@ class SealedRecords(WithinTransaction):
         self._connection.execute(delete(SEALED_BLOBS).where(these))
 
 
-class GarbageRecords(WithinTransaction):
+class GarbageRecords(Part):
     """The operations on these rows."""
 
     def known_blobs(self, names: Collection[str]) -> set[str]:
@@ -240,7 +232,7 @@ class GarbageRecords(WithinTransaction):
 _VALUE = select(IDENTITY.c.value).where(IDENTITY.c.name == bindparam("key"))
 
 
-class IdentityRecords(WithinTransaction):
+class IdentityRecords(Part):
     """The values by their names.
 
     What is read in a `writing` transaction does not change until its end. Processes that start together on a new

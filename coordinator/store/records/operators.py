@@ -12,11 +12,10 @@ from sqlalchemy import Column, Row, Select, case, delete, exists, func, insert, 
 from coordinator.rules.alerts import Alert, AlertEvent, Finding, Watcher, unwatched
 from coordinator.rules.audit import Action, AuditEntry
 from coordinator.rules.budget import Counted, PopulationBudget
-from coordinator.rules.entities import LiveRound, Role, Task, Token
+from coordinator.rules.entities import LiveRound, Task, Token
 from coordinator.rules.progress import LastAttempt, Observation, TaskStatus
 from coordinator.rules.states import RoundState
-from coordinator.store.records.within_transaction import WithinTransaction
-from coordinator.store.rows import task_of
+from coordinator.store.records.rows import Part, reader, task_of
 from coordinator.store.starting import start_of
 from coordinator.store.tables import (
     ALERTS,
@@ -33,9 +32,11 @@ from coordinator.store.tables import (
 )
 
 _ALERTS = select(ALERTS, TASKS.c.population, TASKS.c.name.label("task_name")).outerjoin(TASKS)
+_alert, _entry, _budget, _token = reader(Alert), reader(AuditEntry), reader(PopulationBudget), reader(Token)
+_observation, _attempt = reader(Observation), reader(LastAttempt)
 
 
-class AlertRecords(WithinTransaction):
+class AlertRecords(Part):
     """The operations on alerts. `due`: whether a webhook is to be told."""
 
     def watcher(self) -> Watcher | None:
@@ -102,11 +103,7 @@ class AlertRecords(WithinTransaction):
 
     def _read(self, query: Select[Any]) -> list[Alert]:
         order = (ALERTS.c.cleared_at.is_not(None), ALERTS.c.raised_at.desc(), ALERTS.c.id)
-        return [_alert(row) for row in self._connection.execute(query.order_by(*order))]
-
-
-def _alert(row: Row[Any]) -> Alert:
-    return Alert(**{name: getattr(row, name) for name in Alert.__dataclass_fields__})
+        return self._all(_alert, query.order_by(*order))
 
 
 _LAST = select(func.max(AUDIT.c.number))
@@ -114,7 +111,7 @@ _MOST = 1000
 """Entries in one answer."""
 
 
-class AuditRecords(WithinTransaction):
+class AuditRecords(Part):
     """The operations on the audit log."""
 
     def append(self, actor: str, action: Action, subject: str, detail: str = "") -> None:
@@ -137,8 +134,7 @@ class AuditRecords(WithinTransaction):
         query = select(AUDIT).order_by(AUDIT.c.number.desc())
         if after is not None:
             query = select(AUDIT).where(AUDIT.c.number > after).order_by(AUDIT.c.number)
-        rows = self._connection.execute(query.limit(min(limit, _MOST)))
-        entries = [AuditEntry(**row._mapping) for row in rows]
+        entries = self._all(_entry, query.limit(min(limit, _MOST)))
         return entries if after is not None else entries[::-1]
 
     def about_devices(self, after: int) -> list[tuple[str, Action]]:
@@ -151,10 +147,7 @@ class AuditRecords(WithinTransaction):
 _ENDED = [state for state in RoundState if state.ended]
 
 
-_VALUES = ("epsilon", "delta", "minimum_devices")
-
-
-class BudgetRecords(WithinTransaction):
+class BudgetRecords(Part):
     """The operations on budgets, and the query for what they bound."""
 
     def hold(self) -> None:
@@ -166,15 +159,14 @@ class BudgetRecords(WithinTransaction):
 
     def of(self, population: str) -> PopulationBudget | None:
         """The budget of a population; None without one."""
-        row = self._connection.execute(select(BUDGETS).where(BUDGETS.c.population == population)).one_or_none()
-        return None if row is None else PopulationBudget(**{name: getattr(row, name) for name in _VALUES})
+        return self._one(_budget, select(BUDGETS).where(BUDGETS.c.population == population))
 
     def set(self, population: str, budget: PopulationBudget | None) -> None:
         """Set the budget of a population, or remove it."""
         if budget is None:
             self._connection.execute(delete(BUDGETS).where(BUDGETS.c.population == population))
             return
-        values = {name: getattr(budget, name) for name in _VALUES}
+        values = asdict(budget)
         add = self._insert_unless(BUDGETS).on_conflict_do_update(index_elements=[BUDGETS.c.population], set_=values)
         self._connection.execute(add, {"population": population, **values})
 
@@ -182,8 +174,7 @@ class BudgetRecords(WithinTransaction):
         """Every task of a population with what counts of it, oldest first."""
         of_population = TASKS.c.population == population
         # Tasks first: a round that ends meanwhile is then counted twice at worst, as one to come and as one that left.
-        query = select(TASKS).where(of_population).order_by(TASKS.c.created_at, TASKS.c.id)
-        tasks = [task_of(row) for row in self._connection.execute(query)]
+        tasks = self._all(task_of, select(TASKS).where(of_population).order_by(TASKS.c.created_at, TASKS.c.id))
         committed = func.max(case((ROUNDS.c.state == RoundState.COMMITTED, ROUNDS.c.number), else_=0))
         live = func.max(case((ROUNDS.c.state.in_(_ENDED), 0), else_=1))
         query = select(ROUNDS.c.task, committed, live).join(TASKS).where(of_population).group_by(ROUNDS.c.task)
@@ -195,7 +186,7 @@ class BudgetRecords(WithinTransaction):
         return [Counted(task, *rounds.get(task.id, (0, False)), rows.get(task.id, 0)) for task in tasks]
 
 
-class TokenRecords(WithinTransaction):
+class TokenRecords(Part):
     """The operations on tokens."""
 
     def add(self, token: Token, sha256: str) -> None:
@@ -204,13 +195,11 @@ class TokenRecords(WithinTransaction):
 
     def find(self, token_id: str) -> tuple[Token, str] | None:
         """A token and the hash of its secret."""
-        row = self._connection.execute(select(TOKENS).where(TOKENS.c.id == token_id)).one_or_none()
-        return None if row is None else _token(row)
+        return self._one(_with_hash, select(TOKENS).where(TOKENS.c.id == token_id))
 
     def all(self) -> list[tuple[Token, str]]:
         """Every token, oldest first."""
-        rows = self._connection.execute(select(TOKENS).order_by(TOKENS.c.created_at, TOKENS.c.id))
-        return [_token(row) for row in rows]
+        return self._all(_with_hash, select(TOKENS).order_by(TOKENS.c.created_at, TOKENS.c.id))
 
     def revoke(self, token_id: str) -> bool:
         """Revoke a token, unless it is revoked already; whether that changed anything."""
@@ -228,12 +217,11 @@ class TokenRecords(WithinTransaction):
         return bool(self._connection.scalar(select(exists().where(ENDED_SESSIONS.c.session == session))))
 
 
-def _token(row: Row[Any]) -> tuple[Token, str]:
-    same = ("id", "name", "created_at", "expires_at", "revoked_at")
-    return Token(**{name: getattr(row, name) for name in same}, role=Role(row.role)), row.sha256
+def _with_hash(row: Row[Any]) -> tuple[Token, str]:
+    return _token(row), row.sha256
 
 
-class ObservationRecords(WithinTransaction):
+class ObservationRecords(Part):
     """The operations on observations, and the situations of tasks that are made of them."""
 
     def write(self, task: str, replica: str, seen: Observation) -> None:
@@ -284,8 +272,7 @@ class ObservationRecords(WithinTransaction):
         query = select(ROUNDS.c.task, ROUNDS.c.number, ROUNDS.c.reason, ROUNDS.c.ended_at).where(
             ROUNDS.c.id.in_(newest)
         )
-        rows = self._connection.execute(query)
-        return {row.task: LastAttempt(number=row.number, reason=row.reason, ended_at=row.ended_at) for row in rows}
+        return {row.task: _attempt(row) for row in self._connection.execute(query)}
 
     def _drivers(self) -> dict[str, tuple[str, float]]:
         """The replica that drives each population, and the time of its last beat."""
@@ -295,8 +282,5 @@ class ObservationRecords(WithinTransaction):
 
     def _observed(self, tasks: Sequence[str]) -> dict[tuple[str, str | None], Observation]:
         """The observation of each task by each replica."""
-        names = Observation.__dataclass_fields__
-        return {
-            (row.task, row.replica): Observation(**{name: getattr(row, name) for name in names})
-            for row in self._connection.execute(select(OBSERVATIONS).where(OBSERVATIONS.c.task.in_(tasks)))
-        }
+        rows = self._connection.execute(select(OBSERVATIONS).where(OBSERVATIONS.c.task.in_(tasks)))
+        return {(row.task, row.replica): _observation(row) for row in rows}

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from sqlalchemy import String, case, cast, func, or_, select, true
 
 from coordinator.errors import UnknownRound
-from coordinator.rules.entities import LiveRound, Measured, Task
+from coordinator.rules.entities import LiveRound, Measured, RoundRecord, Task
 from coordinator.rules.states import AssignmentState, RoundState, TaskState
-from coordinator.store.records.within_transaction import WithinTransaction
-from coordinator.store.rows import task_of
+from coordinator.store.records.rounds import ROUND_ROWS, round_of
+from coordinator.store.records.rows import Part, reader, task_of
 from coordinator.store.tables import ASSIGNMENTS, BLOBS, POPULATIONS, REPORTS, ROUNDS, TASKS, TRANSITIONS
 
 PAGE = 50
@@ -20,6 +20,7 @@ PAGE = 50
 SORTED_BY = ("newest", "name")
 _PACE_ROUNDS = 9
 """Rounds before the last one that its pace is made of."""
+_live = reader(LiveRound)
 _ENDED = [state for state in RoundState if state.ended]
 
 
@@ -67,7 +68,7 @@ class Pace(NamedTuple):
     round_s: float
 
 
-class OverviewRecords(WithinTransaction):
+class OverviewRecords(Part):
     """The queries; nothing is written."""
 
     def version(self) -> int:
@@ -84,10 +85,8 @@ class OverviewRecords(WithinTransaction):
         query = (
             select(TASKS).where(wanted).order_by(*((func.lower(TASKS.c.name),) if which.by == "name" else ()), *order)
         )
-        rows = self._connection.execute(query.limit(PAGE).offset(PAGE * (which.page - 1)))
-        return [task_of(row) for row in rows], self._connection.scalar(
-            select(func.count()).select_from(TASKS).where(wanted)
-        ) or 0
+        tasks = self._all(task_of, query.limit(PAGE).offset(PAGE * (which.page - 1)))
+        return tasks, self._connection.scalar(select(func.count()).select_from(TASKS).where(wanted)) or 0
 
     def questions(self, population: str, algorithms: Collection[str], most: int) -> list[tuple[Task, int]]:
         """The newest tasks of a population with these algorithms, each with the reports of its committed rounds."""
@@ -132,16 +131,7 @@ class OverviewRecords(WithinTransaction):
             .where(ROUNDS.c.task.in_(tasks) & ROUNDS.c.state.not_in(_ENDED))
             .order_by(ROUNDS.c.task, ROUNDS.c.id)
         )
-        same = ("task", "number", "attempt", "assigned", "reported", "aborted", "lost", "expired", "taken_over")
-        return [
-            LiveRound(
-                **{name: getattr(row, name) for name in same},
-                state=RoundState(row.state),
-                staleness=tuple(row.staleness),
-                entered_at=row.entered_at,
-            )
-            for row in self._connection.execute(query)
-        ]
+        return self._all(_live, query)
 
     def totals(self, task_id: str) -> Totals:
         """Sums over the rounds of a task that ended."""
@@ -176,25 +166,25 @@ class OverviewRecords(WithinTransaction):
         rows = self._connection.execute(query.order_by(number, TASKS.c.created_at, TASKS.c.id))
         return [Measured(at, task, name, TaskState(state), metrics or {}) for at, task, name, state, metrics in rows]
 
-    def latest(self, task_id: str, most: int, before: int | None = None) -> Sequence[Any]:
-        """The newest attempts of a task that ended, newest first, as rows; those with row ids below `before`."""
+    def latest(self, task_id: str, most: int, before: int | None = None) -> list[RoundRecord]:
+        """The newest attempts of a task that ended, newest first; those with row ids below `before`."""
         ended = (ROUNDS.c.task == task_id) & ROUNDS.c.state.in_(_ENDED)
         if before is not None:
             ended &= ROUNDS.c.id < before
-        return self._connection.execute(select(ROUNDS).where(ended).order_by(ROUNDS.c.id.desc()).limit(most)).all()
+        return self._all(round_of, ROUND_ROWS.where(ended).order_by(ROUNDS.c.id.desc()).limit(most))
 
     def committed_attempt(self, task_id: str, number: int) -> int | None:
         """The attempt at a round that was committed; None without one."""
         this = (ROUNDS.c.task == task_id) & (ROUNDS.c.number == number) & (ROUNDS.c.state == RoundState.COMMITTED)
         return self._connection.scalar(select(ROUNDS.c.attempt).where(this))
 
-    def attempt(self, task_id: str, number: int, attempt: int) -> Any:
-        """The row of an attempt at a round. Raises UnknownRound."""
+    def attempt(self, task_id: str, number: int, attempt: int) -> RoundRecord:
+        """An attempt at a round. Raises UnknownRound."""
         this = (ROUNDS.c.task == task_id) & (ROUNDS.c.number == number) & (ROUNDS.c.attempt == attempt)
-        row = self._connection.execute(select(ROUNDS).where(this)).one_or_none()
-        if row is None:
+        found = self._one(round_of, ROUND_ROWS.where(this))
+        if found is None:
             raise UnknownRound(f"task {task_id} has no attempt {attempt} at a round {number}")
-        return row
+        return found
 
     def phases(self, round_id: int) -> list[tuple[str, float]]:
         """The states of a round, each with when it came into it, in seconds since 1970."""

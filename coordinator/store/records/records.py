@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
-from functools import cache
+from functools import cache, cached_property
 from typing import Any
 
 import msgspec
 from sqlalchemy import Row, Table, Update, bindparam, func, insert, select, update
-from sqlalchemy.engine import Connection
 
 from coordinator.errors import StoreConflict, UnknownAssignment, UnknownBlob, UnknownRound, UnknownTask
 from coordinator.rules.buffers import drawn_in
@@ -18,20 +17,30 @@ from coordinator.rules.evaluated import rounds_after
 from coordinator.rules.progress import Progress, explain
 from coordinator.rules.rounds import Round
 from coordinator.rules.states import AssignmentState, LeftOut, RoundState, TaskState, move
-from coordinator.store.records import models, operators
-from coordinator.store.records import rounds as cohorts
+from coordinator.store.records import models as model_rows
+from coordinator.store.records import operators
+from coordinator.store.records import rounds as round_rows
 from coordinator.store.records.devices import DeviceRecords, LeaseRecords, NoticeRecords, SessionCountRecords
 from coordinator.store.records.overview import OverviewRecords
-from coordinator.store.records.within_transaction import WithinTransaction, slices
-from coordinator.store.rows import COUNTS, assignment_of, columns_of, round_of, settings_of, signed_of, task_of
+from coordinator.store.records.rows import (
+    COUNTS,
+    WithinTransaction,
+    columns_of,
+    columns_of_task,
+    reader,
+    settings_of,
+    slices,
+    task_of,
+)
 from coordinator.store.tables import ASSIGNMENTS, BLOBS, POPULATIONS, REPORTS, ROUNDS, TASKS, TRANSITIONS
 from fedcore.plan import BlobRef
 from fedcore.release import Signed
 
+_snapshot = reader(Snapshot)
 _CONFLICT = "a row of {} is no longer {}: does another coordinator use this store?"
 # Made once, and so compiled once: to build a statement anew costs more than to execute it.
 _THESE = ASSIGNMENTS.c.id.in_(bindparam("ids", expanding=True))
-_GIVEN = cohorts.ASSIGNED_ROWS.where(_THESE).with_for_update(of=ASSIGNMENTS, key_share=True)
+_GIVEN = round_rows.ASSIGNED_ROWS.where(_THESE).with_for_update(of=ASSIGNMENTS, key_share=True)
 _REPORT = (
     update(ASSIGNMENTS)
     .where(_THESE & (ASSIGNMENTS.c.state == AssignmentState.ASSIGNED))
@@ -49,26 +58,24 @@ class Records(WithinTransaction):
     it. SQLite has one writer anyway; PostgreSQL locks the row.
     """
 
-    def __init__(self, connection: Connection, at: float, *, writing: bool) -> None:
-        super().__init__(connection, at, writing=writing)
-        self.identity = models.IdentityRecords(connection, at, writing=writing)
-        self.leases = LeaseRecords(connection, at, writing=writing)
-        self.tokens = operators.TokenRecords(connection, at, writing=writing)
-        self.devices = DeviceRecords(connection, at, writing=writing)
-        self.audit = operators.AuditRecords(connection, at, writing=writing)
-        self.releases = models.ReleaseRecords(connection, at, writing=writing)
-        self.overview = OverviewRecords(connection, at, writing=writing)
-        self.notices = NoticeRecords(connection, at, writing=writing)
-        self.observations = operators.ObservationRecords(connection, at, writing=writing)
-        self.garbage = models.GarbageRecords(connection, at, writing=writing)
-        self.sessions = SessionCountRecords(connection, at, writing=writing)
-        self.cohorts = cohorts.CohortRecords(connection, at, writing=writing)
-        self.attempts = cohorts.AttemptRecords(connection, at, writing=writing)
-        self.ledger = cohorts.LedgerRecords(connection, at, writing=writing)
-        self.sealed = models.SealedRecords(connection, at, writing=writing)
-        self.models = models.ModelRecords(connection, at, writing=writing)
-        self.alerts = operators.AlertRecords(connection, at, writing=writing)
-        self.budgets = operators.BudgetRecords(connection, at, writing=writing)
+    identity = cached_property(model_rows.IdentityRecords)
+    leases = cached_property(LeaseRecords)
+    tokens = cached_property(operators.TokenRecords)
+    devices = cached_property(DeviceRecords)
+    audit = cached_property(operators.AuditRecords)
+    releases = cached_property(model_rows.ReleaseRecords)
+    overview = cached_property(OverviewRecords)
+    notices = cached_property(NoticeRecords)
+    observations = cached_property(operators.ObservationRecords)
+    garbage = cached_property(model_rows.GarbageRecords)
+    sessions = cached_property(SessionCountRecords)
+    cohorts = cached_property(round_rows.CohortRecords)
+    attempts = cached_property(round_rows.AttemptRecords)
+    ledger = cached_property(round_rows.LedgerRecords)
+    sealed = cached_property(model_rows.SealedRecords)
+    models = cached_property(model_rows.ModelRecords)
+    alerts = cached_property(operators.AlertRecords)
+    budgets = cached_property(operators.BudgetRecords)
 
     # --- tasks and blobs
 
@@ -97,26 +104,12 @@ class Records(WithinTransaction):
     def add_task(self, task: Task, cause: str) -> None:
         """Write a new task, and its population when it is the first there."""
         self._insert_if_absent(POPULATIONS, name=task.settings.population, created_at=self.at, holder=None, term=0)
-        self._insert(
-            TASKS,
-            **columns_of(task.settings),
-            **{name: getattr(task, name) for name in ("id", "name", "bundle", "state", "reason", "plan_sha256")},
-            created_at=task.created_at,
-            plan_signature=msgspec.to_builtins(task.plan_signature),
-            release=msgspec.to_builtins(task.release),
-            evaluates=msgspec.to_builtins(task.evaluates),
-            evaluation=msgspec.to_builtins(task.evaluation),
-            algorithm=task.algorithm.name,
-            algorithm_settings=task.algorithm.settings,
-            certificate_sha256=task.certificate_sha256,
-            state_sha256=task.initial.state_sha256,
-            checkpoint_sha256=task.initial.checkpoint_sha256,
-        )
+        self._insert(TASKS, **columns_of_task(task))
         self._transition("task", task.id, "", task.state, cause)
 
     def tasks(self, *states: TaskState) -> list[Task]:
         """Every task, oldest first; with `states`, those in one of them."""
-        return [task_of(row) for row in self._connection.execute(_TASKS, {"states": list(states or TaskState)})]
+        return self._all(task_of, _TASKS, {"states": list(states or TaskState)})
 
     def progress(self, tasks: Sequence[Task]) -> list[Progress]:
         """Why each of these tasks is where it is."""
@@ -126,10 +119,10 @@ class Records(WithinTransaction):
 
     def task(self, task_id: str) -> Task:
         """One task. Raises UnknownTask."""
-        row = self._connection.execute(self._held(select(TASKS).where(TASKS.c.id == task_id), TASKS)).one_or_none()
-        if row is None:
+        task = self._one(task_of, self._held(select(TASKS).where(TASKS.c.id == task_id), TASKS))
+        if task is None:
             raise UnknownTask(f"there is no task {task_id!r}; `muster task list` has the ids")
-        return task_of(row)
+        return task
 
     def move_task(self, task: Task, to: TaskState, cause: str, reason: str = "") -> None:
         """Change a task's state. Raises StoreConflict when it is no longer the one in `task`."""
@@ -150,16 +143,14 @@ class Records(WithinTransaction):
         query = select(*columns).where((ROUNDS.c.task == task.id) & ROUNDS.c.checkpoint_sha256.is_not(None))
         if number is not None:
             query = query.where(ROUNDS.c.number == number)
-        row = self._connection.execute(query.order_by(ROUNDS.c.number.desc()).limit(1)).one_or_none()
-        if row is not None:
-            return Snapshot(row.number, row.state_sha256, row.checkpoint_sha256, signed_of(row.lineage))
-        if number:
+        snapshot = self._one(_snapshot, query.order_by(ROUNDS.c.number.desc()).limit(1))
+        if number and snapshot is None:
             raise UnknownRound(f"task {task.id} has not committed a round {number}, or its model is no longer kept")
-        return task.initial
+        return snapshot or task.initial
 
     def made_in(self, task: Task, snapshot: Snapshot) -> int:
         """The number of the round whose devices made a server state, which a rollback may have copied; 0 for none."""
-        by_devices = cohorts.committed_by_devices(task.id) & (ROUNDS.c.state_sha256 == snapshot.state_sha256)
+        by_devices = round_rows.committed_by_devices(task.id) & (ROUNDS.c.state_sha256 == snapshot.state_sha256)
         return self._connection.scalar(select(func.max(ROUNDS.c.number)).where(by_devices)) or 0
 
     # --- rounds
@@ -247,9 +238,11 @@ class Records(WithinTransaction):
 
     def rounds(self, task_id: str) -> list[RoundRecord]:
         """A task's rounds, every attempt, in order."""
-        query = select(ROUNDS).where(ROUNDS.c.task == task_id).order_by(ROUNDS.c.number, ROUNDS.c.attempt)
+        query = round_rows.ROUND_ROWS.where(ROUNDS.c.task == task_id).order_by(ROUNDS.c.number, ROUNDS.c.attempt)
         aborts = self._abort_reasons(task_id)
-        return [round_of(row, aborts.get(row.id, {})) for row in self._connection.execute(query)]
+        return [
+            replace(round_, abort_reasons=aborts.get(round_.id, {})) for round_ in self._all(round_rows.round_of, query)
+        ]
 
     def _abort_reasons(self, task_id: str) -> dict[int, dict[str, int]]:
         """Aborted assignments by reason, of every round of a task that has any."""
@@ -271,19 +264,18 @@ class Records(WithinTransaction):
 
     def assignment(self, assignment_id: str) -> AssignmentRecord:
         """One assignment. Raises UnknownAssignment."""
-        query = self._held(cohorts.ASSIGNED_ROWS.where(ASSIGNMENTS.c.id == assignment_id), ASSIGNMENTS)
-        row = self._connection.execute(query).one_or_none()
-        if row is None:
+        query = self._held(round_rows.ASSIGNED_ROWS.where(ASSIGNMENTS.c.id == assignment_id), ASSIGNMENTS)
+        assignment = self._one(round_rows.assignment_of, query)
+        if assignment is None:
             raise UnknownAssignment("there is no such assignment; check in again")
-        return assignment_of(row)
+        return assignment
 
     def assignments(self, ids: Collection[str]) -> dict[str, AssignmentRecord]:
         """The existing ones of these assignments by id, in a transaction that writes."""
-        return {
-            row.id: assignment_of(row)
-            for some in slices(list(ids))
-            for row in self._connection.execute(_GIVEN, {"ids": some})
-        }
+        found = (
+            one for some in slices(list(ids)) for one in self._all(round_rows.assignment_of, _GIVEN, {"ids": some})
+        )
+        return {one.id: one for one in found}
 
     def add_reports(self, digests: Mapping[str, tuple[int, str]]) -> None:
         """Count reports, all at once: by assignment, the row id of the round whose sum each is in, and its digest.

@@ -9,18 +9,21 @@ import msgspec
 from sqlalchemy import ColumnElement, Select, String, case, cast, func, insert, select, union
 
 from coordinator.errors import UnknownAssignment
-from coordinator.rules.entities import AssignedDevice, AssignmentRecord, NoiseSource, Spent, Task
+from coordinator.rules.entities import AssignedDevice, AssignmentRecord, NoiseSource, RoundRecord, Spent, Task
 from coordinator.rules.rounds import FAILURES, HELD_UP
 from coordinator.rules.states import AssignmentState, LeftOut, RoundState, TaskState
-from coordinator.store.records.within_transaction import WithinTransaction
-from coordinator.store.rows import assignment_of, task_of
+from coordinator.store.records.rows import Part, reader, task_of
 from coordinator.store.tables import ASSIGNMENTS, LEDGER, REPORTS, ROUNDS, TASKS, TRANSITIONS
 from fedcore.decoding import converter
 from fedcore.privacy.settings import LedgerEntry
 from fedcore.wire.messages import Settled
 
+ROUND_ROWS = select(ROUNDS, (ROUNDS.c.ended_at - ROUNDS.c.opened_at).label("seconds"))
+"""Attempts, as `round_of` reads them, without the reasons of their aborts."""
+round_of, assignment_of = reader(RoundRecord, abort_reasons={}), reader(AssignmentRecord)
 
-class AttemptRecords(WithinTransaction):
+
+class AttemptRecords(Part):
     """The queries; nothing is written."""
 
     def failures(self, task_id: str, number: int) -> int:
@@ -88,7 +91,7 @@ class AttemptRecords(WithinTransaction):
             trained = TASKS.c.id.in_(made) & (TASKS.c.checkpoint_sha256 != end)
             named = TASKS.c.id == (source or "").partition("@")[0]
             there = (TASKS.c.population == population) & TASKS.c.id.not_in(list(found))
-            tasks = [task_of(row) for row in self._connection.execute(select(TASKS).where(there & (trained | named)))]
+            tasks = self._all(task_of, select(TASKS).where(there & (trained | named)))
             found |= {task.id: task for task in tasks}
             ends += [(task.initial.checkpoint_sha256, task.settings.starts_from) for task in tasks]
         return list(found.values())
@@ -113,7 +116,13 @@ def committed_by_devices(task_id: str) -> ColumnElement[bool]:
 
 _OF_ASSIGNMENT = REPORTS.c.assignment == ASSIGNMENTS.c.id
 ASSIGNED_ROWS = (
-    select(ASSIGNMENTS, ROUNDS.c.task, ROUNDS.c.number, TASKS.c.plan_sha256, REPORTS.c.sha256)
+    select(
+        ASSIGNMENTS,
+        ROUNDS.c.task,
+        ROUNDS.c.number,
+        TASKS.c.plan_sha256,
+        REPORTS.c.sha256.label("report_sha256"),
+    )
     .select_from(ASSIGNMENTS.join(ROUNDS).join(TASKS, ROUNDS.c.task == TASKS.c.id).outerjoin(REPORTS, _OF_ASSIGNMENT))
     .order_by(ASSIGNMENTS.c.slot)
 )
@@ -121,13 +130,13 @@ _SUMS = ROUNDS.alias()
 _OF_REPORT = REPORTS.c.round == _SUMS.c.id
 
 
-class CohortRecords(WithinTransaction):
+class CohortRecords(Part):
     """The queries; nothing is written."""
 
     def drawn(self, task_id: str, number: int, attempt: int) -> list[AssignmentRecord]:
         """The assignments of one attempt at a round, by slot."""
         where = (ROUNDS.c.task == task_id) & (ROUNDS.c.number == number) & (ROUNDS.c.attempt == attempt)
-        return [assignment_of(row) for row in self._connection.execute(ASSIGNED_ROWS.where(where))]
+        return self._all(assignment_of, ASSIGNED_ROWS.where(where))
 
     def counted(self, task_id: str, number: int, attempt: int) -> list[AssignmentRecord]:
         """The assignments whose reports are in the sum of one attempt at a round, by number and slot.
@@ -140,7 +149,7 @@ class CohortRecords(WithinTransaction):
             .order_by(None)
             .order_by(ROUNDS.c.number, ASSIGNMENTS.c.slot)
         )
-        return [assignment_of(row) for row in self._connection.execute(query)]
+        return self._all(assignment_of, query)
 
     def at_work(self, task_id: str, numbers: range) -> list[AssignedDevice]:
         """The open assignments of a task's rounds of these numbers.
@@ -215,7 +224,7 @@ class CohortRecords(WithinTransaction):
 _entry = converter(LedgerEntry)
 
 
-class LedgerRecords(WithinTransaction):
+class LedgerRecords(Part):
     """The operations on the ledger."""
 
     def append(self, task: str, entry: LedgerEntry, epsilon: float, source: NoiseSource | None) -> None:

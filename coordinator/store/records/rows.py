@@ -1,0 +1,131 @@
+"""Rows as values, within one transaction, and what SQLite and PostgreSQL do differently in it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import lru_cache
+from typing import Any, TypeVar
+
+import msgspec
+from sqlalchemy import Executable, Row, Select, Table, text
+from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.engine import Connection
+
+from coordinator.errors import InvalidTask, UnreadableTask
+from coordinator.rules.entities import Task
+from coordinator.rules.task_settings import TaskSettings
+from fedcore.decoding import converter
+from fedcore.validation import build
+
+T = TypeVar("T")
+_MOST_NAMED = 1000
+"""Ids in one statement."""
+
+
+class WithinTransaction:
+    """Rows of some tables within one transaction. at: its time, in seconds since 1970."""
+
+    def __init__(self, connection: Connection, at: float, *, writing: bool) -> None:
+        self._connection = connection
+        self._writing = writing
+        self._on_postgresql = connection.dialect.name == "postgresql"
+        self.at = at
+
+    def _all(self, read: Callable[[Any], T], query: Executable, values: Any = None) -> list[T]:
+        """The rows of a query, each as `read` reads it."""
+        return [read(row) for row in self._connection.execute(query, values)]
+
+    def _one(self, read: Callable[[Any], T], query: Executable) -> T | None:
+        """The only row of a query, as `read` reads it; None when there is none."""
+        row = self._connection.execute(query).one_or_none()
+        return None if row is None else read(row)
+
+    def _lock_writers(self, table: Table) -> None:
+        """Let other writers of `table` wait until this transaction ends; readers go on. SQLite has one writer anyway.
+
+        For a decision that rests on which rows are absent. What was read before the lock may have changed since: lock
+        first, then read, then decide.
+        """
+        if self._on_postgresql:
+            self._connection.execute(text(f"LOCK TABLE {table.name} IN SHARE ROW EXCLUSIVE MODE"))
+
+    def _held(self, query: Select[Any], table: Table) -> Select[Any]:
+        """A query whose rows of `table` no other transaction changes until this one ends, if this one writes."""
+        return query.with_for_update(of=table, key_share=True) if self._writing else query
+
+    def _insert_unless(self, table: Table) -> postgresql.Insert | sqlite.Insert:
+        """An insertion that can say what happens when there is a row with its key already."""
+        return postgresql.insert(table) if self._on_postgresql else sqlite.insert(table)
+
+
+class Part(WithinTransaction):
+    """The rows of some tables, within the same transaction as a `whole`."""
+
+    def __init__(self, whole: WithinTransaction) -> None:
+        super().__init__(whole._connection, whole.at, writing=whole._writing)
+
+
+def slices(named: Sequence[T]) -> Iterator[Sequence[T]]:
+    """These, as many at a time as one statement may name."""
+    yield from (named[start : start + _MOST_NAMED] for start in range(0, len(named), _MOST_NAMED))
+
+
+def reader(kind: type[T], **given: Any) -> Callable[[Any], T]:
+    """A function from a row to a `kind`, each of whose fields is `given`, or a column. Other columns are left out."""
+    convert = converter(kind)
+    return lambda row: convert({**_columns(row), **given})
+
+
+def _columns(row: Row[Any]) -> dict[str, Any]:
+    """The columns of a row by name; SQLAlchemy's names are a kind of text of their own, which nothing converts."""
+    return dict(zip(map(str, row._fields), row, strict=True))
+
+
+COUNTS = ("assigned", "reported", "aborted", "lost", "expired", "stale", "taken_over", "handed_on")
+"""Of a round's assignments, as its value and its row have them; once it is over, the rest were not needed."""
+_NEWER = "a newer version may have written them: upgrade this coordinator. Nothing was changed"
+_START = ("state_sha256", "checkpoint_sha256")
+_task = converter(Task)
+
+
+def task_of(row: Row[Any]) -> Task:
+    """The task of a row."""
+    own = _columns(row)
+    lineage = (row.evaluates or {}).get("lineage")
+    composed = {
+        "settings": settings_of(row.id, row.population, row.settings),
+        "algorithm": {"name": row.algorithm, "settings": row.algorithm_settings},
+        "initial": {"number": 0, "lineage": lineage, **{name: own[name] for name in _START}},
+    }
+    return _task({**own, **composed})
+
+
+def columns_of_task(task: Task) -> dict[str, Any]:
+    """The columns of a task: what `task_of` reads."""
+    whole: dict[str, Any] = msgspec.to_builtins(task) | columns_of(task.settings)
+    initial, algorithm = whole.pop("initial"), whole["algorithm"]
+    named = {"algorithm": algorithm["name"], "algorithm_settings": algorithm["settings"]}
+    return whole | named | {name: initial[name] for name in _START}
+
+
+def columns_of(settings: TaskSettings) -> dict[str, Any]:
+    """The columns of a task's settings. Defaults are written out, so that those of a later version change no task."""
+    whole = msgspec.to_builtins(settings) | {"minimum": settings.policy.minimum}
+    return {"population": whole.pop("population"), "settings": whole}
+
+
+def settings_of(task_id: str, population: str, stored: Mapping[str, Any]) -> TaskSettings:
+    """The settings of a task's columns; one that is not stored has its default.
+
+    Raises UnreadableTask, which names the task and what this version does not know.
+    """
+    try:
+        return _settings(population, json.dumps(stored))
+    except InvalidTask as error:
+        raise UnreadableTask(f"settings of task {task_id}: {error}; {_NEWER}") from error
+
+
+@lru_cache(maxsize=4096)  # every task that is not over is read several times a second, and its settings stay
+def _settings(population: str, stored: str) -> TaskSettings:
+    return build(TaskSettings, {**json.loads(stored), "population": population})
