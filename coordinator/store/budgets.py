@@ -7,16 +7,8 @@ from dataclasses import replace
 from msgspec import UNSET
 
 from coordinator.errors import UnknownBlob, UnknownPopulation
+from coordinator.rules import budget as rules
 from coordinator.rules.audit import Action
-from coordinator.rules.budget import (
-    BudgetReport,
-    Counted,
-    PopulationBudget,
-    check_lowered,
-    check_population,
-    check_room,
-    report,
-)
 from coordinator.rules.entities import Task
 from coordinator.rules.evaluated import rounds_after
 from coordinator.rules.kinds import Kind
@@ -26,7 +18,7 @@ from fedcore.algorithms.evaluation import EVALUATION
 from fedcore.errors import FedcoreError
 
 
-def check_budget(records: Records, new: Counted) -> None:
+def check_budget(records: Records, new: rules.Counted) -> None:
     """Raise BudgetExceeded if a task would exceed the budget of its population. It need not be written yet.
 
     Whoever writes it holds the budgets in the same transaction, before.
@@ -35,7 +27,7 @@ def check_budget(records: Records, new: Counted) -> None:
     budget = records.budgets.of(population)
     if budget is not None:
         others = [one for one in records.budgets.counted(population) if one.task.id != new.task.id]
-        check_room(budget, others, new)
+        rules.check_room(budget, others, new)
 
 
 def check_rounds(records: Records, task: Task, last: int, to: int) -> None:
@@ -48,7 +40,7 @@ def check_rounds(records: Records, task: Task, last: int, to: int) -> None:
     check_budget(records, own._replace(task=replace(task, settings=settings), committed=last + 1))
 
 
-def budget_report(store: OpenedStore, records: Records, population: str) -> BudgetReport:
+def budget_report(store: OpenedStore, records: Records, population: str) -> rules.BudgetReport:
     """What the tasks of a population have spent, and its budget. Raises PrivacyError without an accountant."""
     _check_known(records, population)
     return _report(store, records, population)
@@ -60,13 +52,15 @@ def _check_known(records: Records, population: str) -> None:
         raise UnknownPopulation(f"there is no population {population!r}")
 
 
-def _report(store: OpenedStore, records: Records, population: str) -> BudgetReport:
+def _report(store: OpenedStore, records: Records, population: str) -> rules.BudgetReport:
     counted = records.budgets.counted(population)
     kinds = {one.task.id: _kind(store, one.task) for one in counted}
-    return report(population, records.budgets.of(population), counted, kinds)
+    return rules.report(population, records.budgets.of(population), counted, kinds)
 
 
-def change_budget(store: OpenedStore, population: str, budget: PopulationBudget | None, by: str) -> BudgetReport:
+def change_budget(
+    store: OpenedStore, population: str, budget: rules.PopulationBudget | None, by: str
+) -> rules.BudgetReport:
     """Set the budget of a population, or remove it; answers what `budget_report` says then.
 
     Raises InvalidBudget, and UnknownPopulation when there is none to remove a budget from.
@@ -74,7 +68,7 @@ def change_budget(store: OpenedStore, population: str, budget: PopulationBudget 
     with store.database.writing() as records:
         records.budgets.hold()
         if budget is not None:
-            check_lowered(check_population(population), budget, records.budgets.counted(population))
+            rules.check_lowered(rules.check_population(population), budget, records.budgets.counted(population))
             records.audit.append(by, Action.BUDGET_SET, population, budget.words)
         else:
             _check_known(records, population)

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import httpx2
 import pytest
 
-from coordinator.dashboard import pages
+from coordinator.dashboard import views
 from tests.coordinator.devices import speaking_to
 from tests.coordinator.test_api import check_in
 
@@ -20,13 +20,13 @@ VIEWERS = 60
 @pytest.fixture
 def slow_pages(monkeypatch):
     """The page of a task is not drawn before the event is set, and holds its connection to the database until then."""
-    draw, go_on = pages.task_page, threading.Event()
+    draw, go_on = views.task_page, threading.Event()
 
     def wait(*args, **kwargs):
         go_on.wait(30)
         return draw(*args, **kwargs)
 
-    monkeypatch.setattr(pages, "task_page", wait)
+    monkeypatch.setattr(views, "task_page", wait)
     yield go_on
     go_on.set()
 

@@ -6,7 +6,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from coordinator.driver.writing import transaction
+from coordinator.driver.writing import make_assignments
 from coordinator.driver.writing.make_assignments import for_device
 from coordinator.secure.round import SecureRound
 from coordinator.settings import Settings
@@ -70,7 +70,7 @@ def test_a_device_with_another_codec_key_than_the_rest_is_read_in_no_sum(tmp_pat
         def lying(given, one):
             return msgspec.structs.replace(for_device(given, one), seed=false if one.slot == SLOT else given.seed)
 
-        monkeypatch.setattr(transaction, "for_device", lying)
+        monkeypatch.setattr(make_assignments, "for_device", lying)
         for process in [here.start(index) for index in range(DEVICES)]:
             process.join()
             assert process.exitcode == 0
