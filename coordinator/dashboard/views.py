@@ -14,7 +14,7 @@ from pydantic import Field
 from coordinator.api.service import PopulationCounts
 from coordinator.dashboard.curves import Chart, chart, charts
 from coordinator.dashboard.rendering import age, clock
-from coordinator.errors import UnknownPopulation
+from coordinator.errors import UnknownBlob, UnknownPopulation, UnknownRound
 from coordinator.rules.alerts import Alert
 from coordinator.rules.entities import LiveRound, Measured, RoundRecord, SessionShape, Task, Transition
 from coordinator.rules.evaluated import Figures, figures_of, means_of
@@ -150,8 +150,10 @@ def round_page(records: Records, plan: Plan, task_id: str, number: int, attempt:
 
 def _checkpoint_bytes(records: Records, task: Task, number: int) -> int | None:
     """The size of what devices fetch at the start of a round; None once that model is no longer kept."""
-    committed = [task.initial.checkpoint_sha256] if number == 1 else records.overview.checkpoints(task.id, number - 1)
-    return next(iter(records.overview.sizes(committed).values()), None)
+    try:
+        return records.blob(records.snapshot(task, number - 1).checkpoint_sha256, public=True).size
+    except (UnknownRound, UnknownBlob):
+        return None
 
 
 def _phases(records: Records, attempt: RoundRecord) -> tuple[Phase, ...]:

@@ -209,20 +209,10 @@ class RoundRecord:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LiveRound:
-    """A round that has not ended; `entered_at` is when it came into its state, in seconds since 1970."""
+class LiveRound(RoundRecord):
+    """A round that has not ended, of a `task`; `entered_at` is when it came into its state, in seconds since 1970."""
 
     task: str
-    number: int
-    attempt: int
-    state: RoundState
-    assigned: int
-    reported: int
-    aborted: int
-    lost: int
-    expired: int
-    taken_over: int
-    staleness: tuple[int, ...]
     entered_at: float
 
     @property

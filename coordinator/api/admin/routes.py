@@ -24,12 +24,11 @@ from coordinator.api.tokens import authenticate
 from coordinator.errors import BadToken, InvalidTask, MalformedMessage, Unavailable, UnknownBlob
 from coordinator.operations import OPERATIONS, PREFIX, NewTask, Operation
 from coordinator.rules.alerts import Assumption
-from coordinator.rules.entities import NOT_BOTH, Evaluates, RegularEvaluation, Role, Task, Token
+from coordinator.rules.entities import NOT_BOTH, Role, Task, Token
 from coordinator.rules.kinds import kind_of
 from coordinator.rules.task_settings import TaskSettings
 from coordinator.security import of_running
 from coordinator.webhook import send_trial
-from fedcore.bundle import Manifest
 from fedcore.decoding import UNDECODABLE, decoder
 from fedcore.errors import WrongBody
 from fedcore.release import Signed
@@ -71,12 +70,8 @@ class Access:
 
     def without_token(self, request: Request) -> Token | None:
         """The loopback viewer, where the setting allows one; else None."""
-        return _LOOPBACK if self._loopback and _names_this_machine(request) else None
-
-
-def _names_this_machine(request: Request) -> bool:
-    """Whether the request's Host is this machine: a page of another site, rebound to loopback, names that site."""
-    return _HERE.fullmatch(request.headers.get("host", "")) is not None
+        # By the Host: a page of another site, rebound to loopback, names that site.
+        return _LOOPBACK if self._loopback and _HERE.fullmatch(request.headers.get("host", "")) else None
 
 
 def create_task(service: Service, new: NewTask, by: str) -> Task:
@@ -255,19 +250,13 @@ def _new_task(data: bytes) -> NewTask:
         posted = _POSTED.decode(data)
     except UNDECODABLE as error:
         raise MalformedMessage(str(error)) from error
-    settings = build(TaskSettings, posted.settings)
-    return NewTask(posted.manifest, settings, posted.release, posted.name, posted.evaluates, posted.evaluation)
+    return NewTask(**msgspec.structs.asdict(posted) | {"settings": build(TaskSettings, posted.settings)})
 
 
-class _Posted(msgspec.Struct, frozen=True):
+class _Posted(NewTask, frozen=True):
     """A NewTask whose settings are yet to be checked."""
 
-    manifest: Manifest
-    settings: dict[str, Any]
-    release: Signed | None = None
-    name: str | None = None
-    evaluates: Evaluates | None = None
-    evaluation: RegularEvaluation | None = None
+    settings: dict[str, Any]  # type: ignore[assignment]
 
 
 _POSTED = decoder(_Posted)

@@ -6,13 +6,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from typing import NamedTuple
 
-from sqlalchemy import ColumnElement, Insert, bindparam, delete, func, insert, select, true, update
-from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy import ColumnElement, bindparam, delete, func, insert, select, true, update
 
 from coordinator.errors import LeaseLost
 from coordinator.rules.entities import Device, SessionShape, Task
 from coordinator.rules.replicas import Lease, Replica
-from coordinator.store.records.rows import Part, reader
+from coordinator.store.records.rows import Part, adding, reader
 from coordinator.store.tables import DEVICES, NOTICES, POPULATIONS, REPLICAS, SESSION_SHAPES, TALLIES
 from coordinator.tally import Counts
 
@@ -52,13 +51,7 @@ class DeviceRecords(Part):
         return self._connection.execute(change.values(revoked_at=self.at if revoked else None)).rowcount == 1
 
 
-def _adding(new: postgresql.Insert | sqlite.Insert) -> Insert:
-    more = {"count": SESSION_SHAPES.c["count"] + new.excluded["count"]}
-    return new.on_conflict_do_update(index_elements=list(SESSION_SHAPES.primary_key), set_=more)
-
-
-# Made once, and so compiled once: to build a statement anew costs more than to execute it.
-_ADD = {"postgresql": _adding(postgresql.insert(SESSION_SHAPES)), "sqlite": _adding(sqlite.insert(SESSION_SHAPES))}
+_ADD = adding(SESSION_SHAPES)
 
 
 class SessionCountRecords(Part):

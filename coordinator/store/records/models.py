@@ -7,13 +7,12 @@ from dataclasses import asdict
 from datetime import date
 
 import msgspec
-from sqlalchemy import Insert, bindparam, case, delete, exists, func, insert, or_, select, update
-from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy import bindparam, case, delete, exists, func, insert, or_, select, update
 
 from coordinator.rules.entities import SealedBlob
 from coordinator.rules.roll_outs import ModelCount, ModelVersion, RollOut
 from coordinator.rules.states import AssignmentState, RoundState
-from coordinator.store.records.rows import Part, reader
+from coordinator.store.records.rows import Part, adding, reader
 from coordinator.store.tables import (
     ASSIGNMENTS,
     BLOBS,
@@ -37,12 +36,7 @@ from fedcore.release import Signed
 _signed = converter(Signed)
 
 
-def _adding(new: postgresql.Insert | sqlite.Insert) -> Insert:
-    more = {"count": MODEL_COUNTS.c["count"] + new.excluded["count"]}
-    return new.on_conflict_do_update(index_elements=list(MODEL_COUNTS.primary_key), set_=more)
-
-
-_ADD = {"postgresql": _adding(postgresql.insert(MODEL_COUNTS)), "sqlite": _adding(sqlite.insert(MODEL_COUNTS))}
+_ADD = adding(MODEL_COUNTS)
 _version, _roll_out = reader(ModelVersion), reader(RollOut)
 
 

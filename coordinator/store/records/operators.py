@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
-from sqlalchemy import Column, Row, Select, case, delete, exists, func, insert, select, update
+from sqlalchemy import Row, Select, case, delete, exists, func, insert, select, update
 
 from coordinator.rules.alerts import Alert, AlertEvent, Finding, Watcher, unwatched
 from coordinator.rules.audit import Action, AuditEntry
@@ -59,15 +59,12 @@ class AlertRecords(Part):
 
     def due(self, limit: int) -> list[AlertEvent]:
         """The first events of which the webhook is still to be told, in order of time."""
-        raised = self._timed(ALERTS.c.raised_due, ALERTS.c.raised_at, limit)
-        timed = [(at, AlertEvent(alert, cleared=False)) for at, alert in raised]
-        cleared = self._timed(ALERTS.c.cleared_due, ALERTS.c.cleared_at, limit)
-        timed += [(at, AlertEvent(alert, cleared=True)) for at, alert in cleared]
+        timed: list[tuple[float, AlertEvent]] = []
+        raised, cleared = (ALERTS.c.raised_due, ALERTS.c.raised_at), (ALERTS.c.cleared_due, ALERTS.c.cleared_at)
+        for is_cleared, (due, at) in enumerate((raised, cleared)):
+            rows = self._connection.execute(_ALERTS.where(due).order_by(at, ALERTS.c.id).limit(limit))
+            timed += [(getattr(row, at.name), AlertEvent(_alert(row), cleared=bool(is_cleared))) for row in rows]
         return [event for _, event in sorted(timed, key=lambda pair: pair[0])][:limit]
-
-    def _timed(self, due: Column[bool], at: Column[float], limit: int) -> list[tuple[float, Alert]]:
-        rows = self._connection.execute(_ALERTS.where(due).order_by(at, ALERTS.c.id).limit(limit))
-        return [(getattr(row, at.name), _alert(row)) for row in rows]
 
     def add(self, found: Finding, *, due: bool) -> None:
         """Raise the alert of a finding."""

@@ -13,14 +13,14 @@ from coordinator.rules.entities import LiveRound, Measured, RoundRecord, Task
 from coordinator.rules.states import AssignmentState, RoundState, TaskState
 from coordinator.store.records.rounds import ROUND_ROWS, round_of
 from coordinator.store.records.rows import Part, reader, task_of
-from coordinator.store.tables import ASSIGNMENTS, BLOBS, POPULATIONS, REPORTS, ROUNDS, TASKS, TRANSITIONS
+from coordinator.store.tables import ASSIGNMENTS, POPULATIONS, REPORTS, ROUNDS, TASKS, TRANSITIONS
 
 PAGE = 50
 """Tasks on a page of a list."""
 SORTED_BY = ("newest", "name")
 _PACE_ROUNDS = 9
 """Rounds before the last one that its pace is made of."""
-_live = reader(LiveRound)
+_live = reader(LiveRound, seconds=None, abort_reasons={})
 _ENDED = [state for state in RoundState if state.ended]
 
 
@@ -203,16 +203,6 @@ class OverviewRecords(Part):
         took = REPORTS.c.received_at - ASSIGNMENTS.c.assigned_at
         query = select(took).join(ASSIGNMENTS).where(ASSIGNMENTS.c.round == round_id)
         return [float(seconds) for seconds in self._connection.scalars(query)]
-
-    def checkpoints(self, task_id: str, number: int) -> list[str]:
-        """The digest of what was broadcast after a committed round; none once that model is no longer kept."""
-        this = (ROUNDS.c.task == task_id) & (ROUNDS.c.number == number) & ROUNDS.c.checkpoint_sha256.is_not(None)
-        return list(self._connection.scalars(select(ROUNDS.c.checkpoint_sha256).where(this)))
-
-    def sizes(self, digests: Sequence[str]) -> dict[str, int]:
-        """The sizes of blobs that a row knows, in bytes."""
-        query = select(BLOBS.c.sha256, BLOBS.c.size).where(BLOBS.c.sha256.in_(digests))
-        return {row[0]: row[1] for row in self._connection.execute(query)}
 
     def newest_metrics(self, tasks: Sequence[str]) -> dict[str, dict[str, float]]:
         """The metrics of the last committed round that has any, of each of these tasks."""

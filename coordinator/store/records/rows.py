@@ -8,7 +8,7 @@ from functools import lru_cache
 from typing import Any, TypeVar
 
 import msgspec
-from sqlalchemy import Executable, Row, Select, Table, text
+from sqlalchemy import Executable, Insert, Row, Select, Table, text
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.engine import Connection
 
@@ -69,6 +69,22 @@ class Part(WithinTransaction):
 def slices(named: Sequence[T]) -> Iterator[Sequence[T]]:
     """These, as many at a time as one statement may name."""
     yield from (named[start : start + _MOST_NAMED] for start in range(0, len(named), _MOST_NAMED))
+
+
+def adding(table: Table) -> dict[str, Insert]:
+    """By dialect, the insertion of rows whose `count` is added to that of a row with the same key.
+
+    Made once, and so compiled once: to build a statement anew costs more than to execute it.
+    """
+    new: dict[str, postgresql.Insert | sqlite.Insert] = {
+        "postgresql": postgresql.insert(table),
+        "sqlite": sqlite.insert(table),
+    }
+    key, count = list(table.primary_key), table.c["count"]
+    return {
+        dialect: one.on_conflict_do_update(index_elements=key, set_={"count": count + one.excluded["count"]})
+        for dialect, one in new.items()
+    }
 
 
 def reader(kind: type[T], **given: Any) -> Callable[[Any], T]:
