@@ -15,8 +15,7 @@ from urllib.parse import urlsplit
 from sqlalchemy.engine import make_url
 
 from coordinator.errors import BrokenAudit, CoordinatorError
-from coordinator.keys import check_keys
-from coordinator.lineage import lineage_file
+from coordinator.keys import check_keys, lineage_file
 from coordinator.rules.alerts import Assumption
 from coordinator.rules.audit import verify, whole_log
 from coordinator.rules.progress import DRIVER_SILENT_S

@@ -5,8 +5,7 @@ from contextlib import contextmanager
 from functools import partial
 
 from authority.server import AuthorityServer
-from coordinator.app import Service
-from coordinator.server import DeviceServer
+from coordinator.server import DeviceServer, Service
 
 
 @contextmanager

@@ -17,6 +17,7 @@ from coordinator.api.authentication import Authenticator, demand_allowed
 from coordinator.api.limits import Limits
 from coordinator.driver.driver import Driver
 from coordinator.driver.replica_membership import Membership, ReplicaConfig
+from coordinator.driver.watch import Webhook
 from coordinator.errors import NotAttested
 from coordinator.keys import Keys, open_both
 from coordinator.logs import RecentLines
@@ -28,7 +29,6 @@ from coordinator.secure.round import SecureRoundFactory
 from coordinator.secure.unmask_workers import Unmasker
 from coordinator.settings import Settings
 from coordinator.store.tasks import CoordinatorStore, open_coordinator_store
-from coordinator.webhook import Webhook
 from fedcore.signing import public_key
 from fedcore.wire import messages
 from fedcore.wire.signatures import device_id

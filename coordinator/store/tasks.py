@@ -12,7 +12,7 @@ from types import TracebackType
 from msgspec import UNSET
 
 from coordinator.errors import NotPrivate, TaskEnded, UnexpectedEvent, UnknownDeviceId, UnknownRound
-from coordinator.lineage import check_signer, entry
+from coordinator.keys import check_signer, entry
 from coordinator.operations import LineageKey, TaskStore
 from coordinator.rules import entities
 from coordinator.rules.alerts import Alert

@@ -76,7 +76,7 @@ def rotate(
 
 
 def _show_key(keys: Keys, path: Path, json: bool) -> None:
-    from coordinator.lineage import lineage_file, lineage_key
+    from coordinator.keys import lineage_file, lineage_key
     from fedcore.signing import key_text
 
     key = keys.server
@@ -177,7 +177,7 @@ def alerts(
 
 
 def _test(db: str | None, coordinator: str | None) -> None:
-    from coordinator.webhook import Webhook, send_trial
+    from coordinator.driver.watch import Webhook, send_trial
     from muster.remote import RemoteStore
 
     if coordinator is None:

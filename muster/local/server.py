@@ -18,8 +18,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
 from coordinator.api import tokens
-from coordinator.keys import Keys
-from coordinator.lineage import lineage_key
+from coordinator.keys import Keys, lineage_key
 from coordinator.rules.entities import Evaluates, Regularly, Role, RoundRecord, Task
 from coordinator.rules.states import RoundState
 from coordinator.settings import Settings, load_settings

@@ -171,9 +171,8 @@ def wait_until(condition) -> None:
 
 def main() -> None:
     """Fork a coordinator for every line of standard input, and say its process id."""
-    from coordinator.app import admin_app
     from coordinator.rules import states
-    from coordinator.server import serve
+    from coordinator.server import admin_app, serve
     from coordinator.settings import Settings
     from tests.coordinator.operators import operators_when_asked
     from tests.coordinator.ticks import shorten_ticks

@@ -15,7 +15,7 @@ import msgspec
 import pytest
 import sqlalchemy
 
-from coordinator.driver.watch import AlertSender, Watch
+from coordinator.driver.watch import HEADER, AlertSender, Watch, Webhook, send_trial
 from coordinator.errors import Unavailable, WebhookFailed
 from coordinator.metrics import Metrics
 from coordinator.rules.alerts import AlertKind
@@ -23,7 +23,6 @@ from coordinator.rules.progress import Reason
 from coordinator.rules.states import TaskState
 from coordinator.settings import Settings
 from coordinator.store.tasks import open_coordinator_store
-from coordinator.webhook import HEADER, Webhook, send_trial
 from tests.coordinator.conftest import Desk
 from tests.coordinator.receiver import receiving
 from tests.coordinator.test_operations import self_made_certificate

@@ -8,8 +8,7 @@ import pytest
 
 from coordinator.api.service import Service
 from coordinator.errors import KeysDamaged, KeysDiffer, KeysMissing
-from coordinator.keys import open_lineage, start_anew
-from coordinator.lineage import lineage_file, lineage_key
+from coordinator.keys import lineage_file, lineage_key, open_lineage, start_anew
 from coordinator.rules.states import TaskState
 from coordinator.settings import Settings
 from fedcore.release import decode_release

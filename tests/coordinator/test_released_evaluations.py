@@ -10,7 +10,7 @@ import pytest
 from msgspec import UNSET, structs
 
 from coordinator.errors import InvalidTask
-from coordinator.lineage import entry
+from coordinator.keys import entry
 from coordinator.rules.entities import Regularly
 from coordinator.store.tasks import TaskSettings
 from fedcore import checkpoint

@@ -20,7 +20,7 @@ from pathlib import Path
 from muster.cli import main
 
 ROOT = Path(__file__).parents[2]
-OWN = "export.build export.verify simulator.runs.running simulator.fleet.fleet coordinator.app muster.app"
+OWN = "export.build export.verify simulator.runs.running simulator.fleet.fleet coordinator.server muster.app"
 LAZY = (
     "torch._dynamo torch._inductor.output_code torch.export._trace sympy.combinatorics sympy.tensor.tensor "
     "export.onnx.rules onnx device_runtime.backends.onnxruntime networkx "  # an export and its check

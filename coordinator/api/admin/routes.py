@@ -21,6 +21,7 @@ from coordinator.api.http import read_as, read_hashed
 from coordinator.api.openapi import BYTES, HEALTH, Answer, ApiDocument
 from coordinator.api.service import Service
 from coordinator.api.tokens import authenticate
+from coordinator.driver.watch import send_trial
 from coordinator.errors import BadToken, InvalidTask, MalformedMessage, Unavailable, UnknownBlob
 from coordinator.operations import OPERATIONS, PREFIX, NewTask, Operation
 from coordinator.rules.alerts import Assumption
@@ -28,7 +29,6 @@ from coordinator.rules.entities import NOT_BOTH, Role, Task, Token
 from coordinator.rules.kinds import kind_of
 from coordinator.rules.task_settings import TaskSettings
 from coordinator.security import of_running
-from coordinator.webhook import send_trial
 from fedcore.decoding import UNDECODABLE, decoder
 from fedcore.errors import WrongBody
 from fedcore.release import Signed

@@ -22,7 +22,7 @@ from coordinator.driver.replica_membership import Membership
 from coordinator.driver.writing.make_assignments import HandOver, begin_again, end_or_keep, open_next
 from coordinator.errors import NonFiniteState, Unavailable, UnknownBlob, UnknownRound, UnreadableBlob
 from coordinator.failpoints import reach
-from coordinator.lineage import entry
+from coordinator.keys import entry
 from coordinator.rules.aggregation import KeptReports, ReportSum, Vectors, aggregate, held_sum, state_specs
 from coordinator.rules.buffers import discount
 from coordinator.rules.entities import AssignedDevice, SealedBlob, Snapshot, Task

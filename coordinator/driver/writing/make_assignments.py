@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from coordinator.driver.memory.loaded_task import LoadedTask
 from coordinator.driver.memory.open_rounds import OpenRound, OpenRounds
 from coordinator.driver.memory.selector import Selector
-from coordinator.lineage import log_proof
+from coordinator.keys import log_proof
 from coordinator.rules.buffers import drawn_in, open_buffer
 from coordinator.rules.entities import AssignedDevice, AssignmentRecord, Snapshot
 from coordinator.rules.replicas import SharedRound, assignment_id

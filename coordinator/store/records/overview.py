@@ -11,8 +11,7 @@ from sqlalchemy import String, case, cast, func, or_, select, true
 from coordinator.errors import UnknownRound
 from coordinator.rules.entities import LiveRound, Measured, RoundRecord, Task
 from coordinator.rules.states import AssignmentState, RoundState, TaskState
-from coordinator.store.records.rounds import ROUND_ROWS, round_of
-from coordinator.store.records.rows import Part, reader, task_of
+from coordinator.store.records.rows import ROUND_ROWS, Part, reader, round_of, task_of
 from coordinator.store.tables import ASSIGNMENTS, POPULATIONS, REPORTS, ROUNDS, TASKS, TRANSITIONS
 
 PAGE = 50

@@ -24,10 +24,12 @@ from coordinator.store.records.devices import DeviceRecords, LeaseRecords, Notic
 from coordinator.store.records.overview import OverviewRecords
 from coordinator.store.records.rows import (
     COUNTS,
+    ROUND_ROWS,
     WithinTransaction,
     columns_of,
     columns_of_task,
     reader,
+    round_of,
     settings_of,
     slices,
     task_of,
@@ -238,11 +240,9 @@ class Records(WithinTransaction):
 
     def rounds(self, task_id: str) -> list[RoundRecord]:
         """A task's rounds, every attempt, in order."""
-        query = round_rows.ROUND_ROWS.where(ROUNDS.c.task == task_id).order_by(ROUNDS.c.number, ROUNDS.c.attempt)
+        query = ROUND_ROWS.where(ROUNDS.c.task == task_id).order_by(ROUNDS.c.number, ROUNDS.c.attempt)
         aborts = self._abort_reasons(task_id)
-        return [
-            replace(round_, abort_reasons=aborts.get(round_.id, {})) for round_ in self._all(round_rows.round_of, query)
-        ]
+        return [replace(round_, abort_reasons=aborts.get(round_.id, {})) for round_ in self._all(round_of, query)]
 
     def _abort_reasons(self, task_id: str) -> dict[int, dict[str, int]]:
         """Aborted assignments by reason, of every round of a task that has any."""

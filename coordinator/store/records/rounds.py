@@ -9,7 +9,7 @@ import msgspec
 from sqlalchemy import ColumnElement, Select, String, case, cast, func, insert, select, union
 
 from coordinator.errors import UnknownAssignment
-from coordinator.rules.entities import AssignedDevice, AssignmentRecord, NoiseSource, RoundRecord, Spent, Task
+from coordinator.rules.entities import AssignedDevice, AssignmentRecord, NoiseSource, Spent, Task
 from coordinator.rules.rounds import FAILURES, HELD_UP
 from coordinator.rules.states import AssignmentState, LeftOut, RoundState, TaskState
 from coordinator.store.records.rows import Part, reader, task_of
@@ -18,9 +18,7 @@ from fedcore.decoding import converter
 from fedcore.privacy.settings import LedgerEntry
 from fedcore.wire.messages import Settled
 
-ROUND_ROWS = select(ROUNDS, (ROUNDS.c.ended_at - ROUNDS.c.opened_at).label("seconds"))
-"""Attempts, as `round_of` reads them, without the reasons of their aborts."""
-round_of, assignment_of = reader(RoundRecord, abort_reasons={}), reader(AssignmentRecord)
+assignment_of = reader(AssignmentRecord)
 
 
 class AttemptRecords(Part):

@@ -8,13 +8,14 @@ from functools import lru_cache
 from typing import Any, TypeVar
 
 import msgspec
-from sqlalchemy import Executable, Insert, Row, Select, Table, text
+from sqlalchemy import Executable, Insert, Row, Select, Table, select, text
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.engine import Connection
 
 from coordinator.errors import InvalidTask, UnreadableTask
-from coordinator.rules.entities import Task
+from coordinator.rules.entities import RoundRecord, Task
 from coordinator.rules.task_settings import TaskSettings
+from coordinator.store.tables import ROUNDS
 from fedcore.decoding import converter
 from fedcore.validation import build
 
@@ -98,6 +99,9 @@ def _columns(row: Row[Any]) -> dict[str, Any]:
     return dict(zip(map(str, row._fields), row, strict=True))
 
 
+ROUND_ROWS = select(ROUNDS, (ROUNDS.c.ended_at - ROUNDS.c.opened_at).label("seconds"))
+"""Attempts, as `round_of` reads them, without the reasons of their aborts."""
+round_of = reader(RoundRecord, abort_reasons={})
 COUNTS = ("assigned", "reported", "aborted", "lost", "expired", "stale", "taken_over", "handed_on")
 """Of a round's assignments, as its value and its row have them; once it is over, the rest were not needed."""
 _NEWER = "a newer version may have written them: upgrade this coordinator. Nothing was changed"
