@@ -2,13 +2,8 @@
 
 CoordinatorError
 ├── InvalidSettings         a setting of the service is unknown or has a wrong value
-├── UnsupportedDatabase     the database URL names something this version cannot use, or reach
-├── WrongRevision           the database's tables are not those that this version works with
-├── UnsupportedBlobs        the address of the blobs names something this version cannot use
-├── WrongBlobs              the blobs are not those of the database
 ├── UnreadableBlob          a blob that a task needs is missing or was altered
-├── UnreadableTask          a stored task has a setting that this version does not know
-├── MissingStore            there is no database, or no blob folder, where one was named
+├── UnusableStore           database or blobs are not there, or not as this version can use them; nothing was changed
 ├── BeaconUnavailable       the enrolment authority drew no beacon for a secure round
 ├── WebhookFailed           the receiver of alerts was not reached or did not take one, or there is none
 ├── DatabaseLocked          another transaction holds what this one would write
@@ -21,9 +16,8 @@ CoordinatorError
 ├── NonFiniteState          the algorithm's next state holds an infinite or undefined number
 ├── BrokenAudit             the audit log is not as it was written
 ├── UnknownDeviceId         no device has the id that an operator named
-├── ModelError
-│   ├── InvalidModel        a model cannot be released, or rolled out, as an operator asked
-│   └── UnknownModel        no model has that name in the population, or no such version was released
+├── InvalidModel            a model cannot be released, or rolled out, as an operator asked
+├── UnknownModel            no model has that name in the population, or no such version was released
 ├── TokenError
 │   ├── InvalidToken        a token's name, or its time, cannot be
 │   ├── UnknownToken        there is no such token to revoke
@@ -31,14 +25,13 @@ CoordinatorError
 │   └── RoleLacking         a token is good, and its role does not allow what was asked
 │       └── ForgedForm      a form was not sent from a page of the session that it came with
 ├── InvalidBudget           a population's privacy budget cannot be, or less than its tasks have spent
-├── TaskError
-│   ├── InvalidTask         the task's settings contradict each other, or do not fit the bundle
-│   │   └── BudgetExceeded  the task would exceed the privacy budget of its population
-│   ├── UnknownTask         no task has that id
-│   ├── UnknownRound        the task has no such round, or it was not committed
-│   ├── NotPrivate          the task promises no privacy, and so has no certificate
-│   ├── WrongKind           a question was asked for its model, or another task for its answer
-│   └── TaskEnded           the task is over, or not in a state that the operation starts from
+├── InvalidTask             the task's settings contradict each other, or do not fit the bundle
+│   └── BudgetExceeded      the task would exceed the privacy budget of its population
+├── UnknownTask             no task has that id
+├── UnknownRound            the task has no such round, or it was not committed
+├── NotPrivate              the task promises no privacy, and so has no certificate
+├── WrongKind               a question was asked for its model, or another task for its answer
+├── TaskEnded               the task is over, or not in a state that the operation starts from
 └── Refusal                 an answer to a device; each is one problem type of fedcore.wire.problems
     ├── MalformedMessage · UnknownPopulation · UnknownSession · UnknownAssignment · UnknownBlob · NoModel
     ├── UnknownDevice · ReplayedSignature       (beside fedcore's RequestError, about a request's signature and body)
@@ -103,32 +96,12 @@ class WebhookFailed(CoordinatorError):
     """The receiver of alerts cannot be reached or does not take one, or no receiver is set."""
 
 
-class UnsupportedDatabase(CoordinatorError):
-    """The database URL names something this version cannot use, or reach."""
-
-
-class WrongRevision(CoordinatorError):
-    """The database's tables are not those that this version works with."""
-
-
-class UnsupportedBlobs(CoordinatorError):
-    """The address of the blobs names something this version cannot use."""
-
-
-class WrongBlobs(CoordinatorError):
-    """The blobs are not those of the database."""
-
-
 class UnreadableBlob(CoordinatorError):
     """A blob that a task needs is missing or was altered."""
 
 
-class UnreadableTask(CoordinatorError):
-    """A stored task has a setting, or a value of one, that this version does not know; the message names both."""
-
-
-class MissingStore(CoordinatorError):
-    """There is no database, or no blob folder, where one was named."""
+class UnusableStore(CoordinatorError):
+    """Database, blobs or keys are not where they were named, or not as this version can use them: the message says."""
 
 
 class LeaseLost(CoordinatorError):
@@ -175,15 +148,11 @@ class UnknownDeviceId(CoordinatorError):
     """No device has the id that an operator named."""
 
 
-class ModelError(CoordinatorError):
-    """An operator asked for something that cannot be done to a model."""
-
-
-class InvalidModel(ModelError):
+class InvalidModel(CoordinatorError):
     """A model cannot be released, or rolled out, as an operator asked."""
 
 
-class UnknownModel(ModelError):
+class UnknownModel(CoordinatorError):
     """No model has that name in the population, or no such version was released."""
 
 
@@ -215,11 +184,7 @@ class InvalidBudget(CoordinatorError):
     """A privacy budget of a population cannot be, or is below what its tasks have spent."""
 
 
-class TaskError(CoordinatorError):
-    """An operator asked for something that cannot be done to a task."""
-
-
-class InvalidTask(TaskError):
+class InvalidTask(CoordinatorError):
     """The task's settings contradict each other, or do not fit the bundle. Its message is the first of its `sentences`,
     each of which names a setting."""
 
@@ -232,23 +197,23 @@ class BudgetExceeded(InvalidTask):
     """The task, or the rounds that it would get, would exceed the privacy budget of its population."""
 
 
-class UnknownTask(TaskError):
+class UnknownTask(CoordinatorError):
     """No task has that id."""
 
 
-class UnknownRound(TaskError):
+class UnknownRound(CoordinatorError):
     """The task has no such round, or it was not committed."""
 
 
-class NotPrivate(TaskError):
+class NotPrivate(CoordinatorError):
     """The task promises no privacy, and so has no certificate."""
 
 
-class WrongKind(TaskError):
+class WrongKind(CoordinatorError):
     """A task that asks a question has no model, and one that asks none has no answer."""
 
 
-class TaskEnded(TaskError):
+class TaskEnded(CoordinatorError):
     """The task is over, or not in a state that the operation starts from."""
 
 

@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 import pydantic_settings
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, field_validator, model_validator
 
-from coordinator.errors import InvalidSettings, MissingStore
+from coordinator.errors import InvalidSettings, UnusableStore
 from coordinator.store.database_engines import printable, sqlite_path
 from coordinator.store.garbage_collection import Retention
 from fedcore.errors import InvalidKey
@@ -254,10 +254,10 @@ class Settings(pydantic_settings.BaseSettings):
 
     @property
     def keys_file(self) -> Path:
-        """Where the private keys are. Raises MissingStore when nothing says so."""
+        """Where the private keys are. Raises UnusableStore when nothing says so."""
         beside = sqlite_path(self.database)
         if self.keys is None and beside is None:
-            raise MissingStore("name the file of the private keys (MUSTER_KEYS), the same at all replicas")
+            raise UnusableStore("name the file of the private keys (MUSTER_KEYS), the same at all replicas")
         return self.keys or Path(f"{beside}.keys")
 
     @property

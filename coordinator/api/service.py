@@ -204,8 +204,8 @@ class Service:
     def open(cls, settings: Settings, source: random.Random | None = None) -> Service:
         """The parts that `settings` ask for. `source` draws cohorts; by default the system's own.
 
-        Raises UnsupportedDatabase, WrongRevision, UnreadableTask, MissingStore, BadSecret, BadAndroidFile, BadAppleFile
-        or InvalidKey; KeysMissing, KeysDamaged or KeysDiffer.
+        Raises UnusableStore, BadSecret, BadAndroidFile, BadAppleFile or InvalidKey; KeysMissing, KeysDamaged or
+        KeysDiffer.
         """
         store = open_coordinator_store(settings.database, settings.blobs, algorithm_modules=settings.algorithm_modules)
         try:

@@ -27,7 +27,7 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from obstore.exceptions import AlreadyExistsError, BaseError
 from obstore.store import LocalStore, ObjectStore, from_url
 
-from coordinator.errors import MissingStore, StoreConflict, Unavailable, UnknownBlob, UnsupportedBlobs, WrongBlobs
+from coordinator.errors import StoreConflict, Unavailable, UnknownBlob, UnusableStore
 from coordinator.failpoints import reach
 from coordinator.rules.aggregation import Vectors, state_specs
 from coordinator.rules.entities import RoundRecord, SealedBlob, Task
@@ -66,8 +66,8 @@ class Blobs:
     """Content-addressed bytes at `address`, a folder or the URL of an object store.
 
     Writing is idempotent and survives a power cut once `put` has returned. A folder is made if it is not there and
-    `create`; else raises MissingStore. An object store is asked once: raises UnsupportedBlobs with its words when it
-    cannot be used. Later, Unavailable is raised by every method while it does not answer; the log says why.
+    `create`; else raises UnusableStore, as it does with an object store's words when that cannot be used: it is asked
+    once. Later, Unavailable is raised by every method while it does not answer; the log says why.
     """
 
     def __init__(self, address: str | Path, *, create: bool = True) -> None:
@@ -88,7 +88,7 @@ class Blobs:
         if create:
             make_private_folder(folder)
         if not folder.is_dir():
-            raise MissingStore(f"there is no blob folder {folder}; start the coordinator first, or name its folder")
+            raise UnusableStore(f"there is no blob folder {folder}; start the coordinator first, or name its folder")
         self._store = LocalStore(folder)
         self._write = lambda name, data: _write_durably(folder, name, data)
         self._write_first = lambda name, data: _write_durably(folder, name, data, os.link)
@@ -184,7 +184,7 @@ def _object_store(url: str) -> ObjectStore:
         for _ in obstore.list(store, chunk_size=1):
             break
     except (BaseError, FileNotFoundError, ValueError) as error:
-        raise UnsupportedBlobs(f"blobs cannot be kept at {url!r}: {_words(error)}") from error
+        raise UnusableStore(f"blobs cannot be kept at {url!r}: {_words(error)}") from error
     return store
 
 
@@ -307,7 +307,7 @@ _ID_BYTES = 16
 
 
 def check_same_store(database: Database, blobs: Blobs) -> None:
-    """Check that database and blobs belong together; at their first use they are tied. Raises WrongBlobs."""
+    """Check that database and blobs belong together; at their first use they are tied. Raises UnusableStore."""
     with database.reading() as records:
         store_id, names_blobs = records.identity.get("blobs"), records.identity.names_blobs()
     if store_id is None:
@@ -316,7 +316,7 @@ def check_same_store(database: Database, blobs: Blobs) -> None:
     if owner is None and not names_blobs:
         owner = blobs.claim(store_id)
     if owner is None:
-        raise WrongBlobs(
+        raise UnusableStore(
             f"the blobs of this database are not at {blobs.address}: mount their folder, or name their place (--blobs, "
             "MUSTER_BLOBS). A copy of them needs the file muster-store too"
         )
@@ -336,8 +336,8 @@ def _begin(database: Database, blobs: Blobs) -> str:
         return store_id
 
 
-def _foreign(blobs: Blobs) -> WrongBlobs:
-    return WrongBlobs(
+def _foreign(blobs: Blobs) -> UnusableStore:
+    return UnusableStore(
         f"the blobs at {blobs.address} belong to another database: name that one (--db, MUSTER_DATABASE), or the blobs "
         "of this one (--blobs, MUSTER_BLOBS); for a new database, an empty place"
     )

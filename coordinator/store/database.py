@@ -14,7 +14,7 @@ import sqlalchemy
 from sqlalchemy.engine import Connection, Engine
 from sqlalchemy.exc import DBAPIError, IntegrityError, InterfaceError, OperationalError, TimeoutError
 
-from coordinator.errors import DatabaseLocked, LeaseLost, MissingStore, StoreConflict, Unavailable, WrongRevision
+from coordinator.errors import DatabaseLocked, LeaseLost, StoreConflict, Unavailable, UnusableStore
 from coordinator.failpoints import reach
 from coordinator.store.database_engines import AT_ONCE_S, Engines, is_locked, one_line, open_engines
 from coordinator.store.records.records import Records
@@ -47,8 +47,8 @@ class Migration:
 def migrate(url: str, to: str = HEAD) -> Migration:
     """Bring an existing database to revision `to`, up or down, in one transaction. No coordinator may run on it.
 
-    Going down loses the contents of the tables and columns that go; BASE has none. Raises MissingStore and
-    UnsupportedDatabase; WrongRevision when there is no such revision, or the database is at an unknown one.
+    Going down loses the contents of the tables and columns that go; BASE has none. Raises UnusableStore, also when
+    there is no such revision, or the database is at an unknown one.
     """
     engines = open_engines(url, create=False, bounded=False)  # a change of a large table takes its time
     with engines.opening(), _changing(engines) as connection:
@@ -67,14 +67,14 @@ def make_tables(engines: Engines) -> None:
 
 
 def check_revision(connection: Connection, name: str) -> None:
-    """Say what to do unless the database called `name` is at HEAD. Raises MissingStore or WrongRevision."""
+    """Say what to do unless the database called `name` is at HEAD. Raises UnusableStore."""
     revision = revision_of(connection)
     if revision == BASE:
-        raise MissingStore(f"there are no tables in {name}; start the coordinator first, or name its database")
+        raise UnusableStore(f"there are no tables in {name}; start the coordinator first, or name its database")
     if revision == UNKNOWN:
-        raise WrongRevision(f"{name} holds tables, but not a coordinator's; name another database")
+        raise UnusableStore(f"{name} holds tables, but not a coordinator's; name another database")
     if revision != HEAD:
-        raise WrongRevision(
+        raise UnusableStore(
             f"{name} is at revision {revision}, and this version works with {HEAD}: stop every coordinator on it and "
             "run `muster coordinator migrate`, of the newer version if they differ"
         )
@@ -117,7 +117,7 @@ def _run(connection: Connection, before: str, to: str, name: str) -> None:
     revisions = [BASE, *reversed([script.revision for script in ScriptDirectory.from_config(config).walk_revisions()])]
     for revision, what in ((before, f"{name} is at revision {before}"), (to, f"there is no revision {to!r}")):
         if revision not in revisions:
-            raise WrongRevision(f"{what}; this version knows {', '.join(revisions)}")
+            raise UnusableStore(f"{what}; this version knows {', '.join(revisions)}")
     (command.upgrade if revisions.index(to) >= revisions.index(before) else command.downgrade)(config, to)
 
 
@@ -132,9 +132,8 @@ STORE_FAILURES = (DatabaseLocked, LeaseLost, StoreConflict, Unavailable, OSError
 class Database:
     """An SQLite file or a PostgreSQL database; `create` makes the file, and the tables where there are none.
 
-    `reading` and `writing` give a transaction's typed rows. Raises MissingStore when it is not there,
-    UnsupportedDatabase when it cannot be opened, WrongRevision when its tables are not those of this code,
-    UnreadableTask when a task has settings that are not.
+    `reading` and `writing` give a transaction's typed rows. Raises UnusableStore when it is not there or cannot be
+    opened, or when its tables, or the settings of a task, are not those of this code.
     """
 
     def __init__(self, url: str, clock: Callable[[], float] = time.time, *, create: bool = True) -> None:

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 import sqlalchemy
 from sqlalchemy.engine import URL, Connection, Engine, ExceptionContext
 
-from coordinator.errors import MissingStore, UnsupportedDatabase
+from coordinator.errors import UnusableStore
 from fedcore.private_files import new_private
 
 if TYPE_CHECKING:
@@ -66,12 +66,12 @@ class Engines:
 
     @contextmanager
     def opening(self) -> Iterator[None]:
-        """Close everything when the block fails. Raises UnsupportedDatabase instead of a driver's error."""
+        """Close everything when the block fails. Raises UnusableStore instead of a driver's error."""
         try:
             yield
         except sqlalchemy.exc.DBAPIError as error:
             self.close()
-            raise UnsupportedDatabase(f"{self.name!r} cannot be opened: {one_line(error.orig)}") from error
+            raise UnusableStore(f"{self.name!r} cannot be opened: {one_line(error.orig)}") from error
         except BaseException:
             self.close()
             raise
@@ -85,7 +85,7 @@ def is_locked(error: sqlalchemy.exc.OperationalError) -> bool:
 
 
 def sqlite_path(url: str) -> Path | None:
-    """The file of an SQLite database; None for a database that is a server. Raises UnsupportedDatabase."""
+    """The file of an SQLite database; None for a database that is a server. Raises UnusableStore."""
     parsed = _parsed(url)
     return Path(parsed.database or "") if parsed.drivername == "sqlite" else None
 
@@ -99,7 +99,7 @@ def printable(url: str) -> str:
 
 
 def open_engines(url: str, *, create: bool, bounded: bool = True) -> Engines:
-    """Engines of the database at `url`; nothing is connected yet. Raises UnsupportedDatabase or MissingStore.
+    """Engines of the database at `url`; nothing is connected yet. Raises UnusableStore.
 
     bounded: whether a server that takes REPLY_S for an answer is given up.
     """
@@ -108,7 +108,7 @@ def open_engines(url: str, *, create: bool, bounded: bool = True) -> Engines:
         return _postgresql(parsed, REPLY_S if bounded else None)
     path = Path(parsed.database or "")
     if not create and not path.is_file():
-        raise MissingStore(f"there is no database {_shown(parsed)}; start the coordinator first, or name its database")
+        raise UnusableStore(f"there is no database {_shown(parsed)}; start the coordinator first, or name its database")
     if create:
         # SQLite gives its other files the mode of this one. Where it cannot be made, SQLite says so.
         with suppress(OSError), new_private(path):
@@ -226,14 +226,14 @@ def _postgresql(url: URL, reply_s: float | None) -> Engines:
 
 
 def _parsed(url: str) -> URL:
-    """The parsed address of a database. Raises UnsupportedDatabase, without repeating what may hold a password."""
+    """The parsed address of a database. Raises UnusableStore, without repeating what may hold a password."""
     try:
         parsed = sqlalchemy.make_url(url)
     except (sqlalchemy.exc.ArgumentError, ValueError):  # the latter for a port that is no number
-        raise UnsupportedDatabase(f"a database is given as {_FORMS}; this is not such an address") from None
+        raise UnusableStore(f"a database is given as {_FORMS}; this is not such an address") from None
     named = parsed.database not in (None, "", ":memory:")
     if parsed.drivername not in ("sqlite", "postgresql") or not named:
-        raise UnsupportedDatabase(f"{_shown(parsed)!r}: a database is given as {_FORMS}")
+        raise UnusableStore(f"{_shown(parsed)!r}: a database is given as {_FORMS}")
     return parsed
 
 

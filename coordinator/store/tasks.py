@@ -307,8 +307,7 @@ def open_coordinator_store(
 
     algorithm_modules: those from which algorithms that are not built in may be imported.
 
-    Raises UnsupportedDatabase, WrongRevision, UnreadableTask and WrongBlobs; without `create`, MissingStore, so that a
-    mistyped path is not taken for a new store.
+    Raises UnusableStore; without `create` also where nothing is, so that a mistyped path is not taken for a new store.
     """
     opened = Database(database, clock, create=create)
     try:

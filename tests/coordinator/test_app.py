@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from coordinator.api.service import Service
-from coordinator.errors import MissingStore, UnsupportedDatabase
+from coordinator.errors import UnusableStore
 from coordinator.settings import Settings
 from tests.coordinator.bundles import START, report_body
 from tests.coordinator.conftest import committed
@@ -99,12 +99,12 @@ def test_coordinator_that_tells_no_replica_anything_reads_no_certificates(databa
 
 
 def test_database_that_this_version_cannot_use_is_refused(tmp_path):
-    with pytest.raises(UnsupportedDatabase, match="mysql"):
+    with pytest.raises(UnusableStore, match="mysql"):
         Service.open(Settings(database="mysql://host/db", blobs=tmp_path))
 
 
 def test_the_file_of_keys_must_be_named_where_the_database_is_no_file():
     assert str(Settings(database="sqlite:///folder/m.db").keys_file) == "folder/m.db.keys"
     assert str(Settings(database="sqlite:///m.db", keys="other").keys_file) == "other"
-    with pytest.raises(MissingStore, match="MUSTER_KEYS"):
+    with pytest.raises(UnusableStore, match="MUSTER_KEYS"):
         Settings(database="postgresql://host/db").keys_file  # noqa: B018 - reading it is what fails

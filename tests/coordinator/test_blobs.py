@@ -10,7 +10,7 @@ import httpx2
 import pytest
 from moto.server import ThreadedMotoServer
 
-from coordinator.errors import MissingStore, Unavailable, UnknownBlob, UnsupportedBlobs
+from coordinator.errors import Unavailable, UnknownBlob, UnusableStore
 from coordinator.store.blobs import Blobs
 from fedcore.errors import DigestMismatch
 from fedcore.plan import BlobRef
@@ -133,7 +133,7 @@ def test_silent_object_store_is_unavailable_and_the_log_says_why(monkeypatch, ca
 
 def test_missing_bucket_is_named_and_is_no_missing_blob(monkeypatch):
     with s3_server(monkeypatch) as bucket:
-        with pytest.raises(UnsupportedBlobs, match="NoSuchBucket"):
+        with pytest.raises(UnusableStore, match="NoSuchBucket"):
             Blobs("s3://another")
         blobs = Blobs(f"s3://{bucket}")
         httpx2.delete(f"{os.environ['AWS_ENDPOINT_URL']}/{bucket}").raise_for_status()
@@ -157,9 +157,9 @@ def test_a_deletion_ends_before_the_transaction_around_it_is_ended(monkeypatch, 
 
 def test_address_that_is_none_is_named(tmp_path):
     for address in ("ftp://host/folder", "s3://"):
-        with pytest.raises(UnsupportedBlobs, match=address):
+        with pytest.raises(UnusableStore, match=address):
             Blobs(address)
-    with pytest.raises(MissingStore, match="typo"):
+    with pytest.raises(UnusableStore, match="typo"):
         Blobs(tmp_path / "typo", create=False)
 
 

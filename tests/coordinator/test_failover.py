@@ -11,7 +11,7 @@ import pytest
 from sqlalchemy.engine import make_url
 
 from benchmarks.postgresql import AS_USER, USER, binaries, cluster
-from coordinator.errors import Unavailable, UnsupportedDatabase
+from coordinator.errors import Unavailable, UnusableStore
 from coordinator.rules.states import TaskState
 from coordinator.rules.task_settings import TaskSettings
 from coordinator.settings import Settings
@@ -171,7 +171,7 @@ def test_a_database_that_is_set_to_read_only_is_not_opened(database, tmp_path):
     with psycopg.connect(database, autocommit=True) as operator:
         operator.execute(f"ALTER ROLE {USER} SET default_transaction_read_only = on")
         try:
-            with pytest.raises(UnsupportedDatabase, match="session is read-only"):
+            with pytest.raises(UnusableStore, match="session is read-only"):
                 open_coordinator_store(database, tmp_path / "blobs")
         finally:
             operator.execute(f"ALTER ROLE {USER} RESET default_transaction_read_only")

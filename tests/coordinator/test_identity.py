@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from coordinator.errors import WrongBlobs
+from coordinator.errors import UnusableStore
 from coordinator.store.tasks import TaskSettings, open_coordinator_store
 from tests.coordinator.test_blobs import s3_server
 
@@ -18,9 +18,9 @@ def test_a_start_with_a_wrong_or_unmounted_folder_is_refused(database, tmp_path,
     with open_coordinator_store(database, right) as store:
         task = store.register_task(bundle, TaskSettings(population="phones", goal=1, rounds=1)).id
     open_coordinator_store(f"sqlite:///{tmp_path / 'other.db'}", other).close()
-    with pytest.raises(WrongBlobs, match=r"are not at .*elsewhere: mount their folder"):
+    with pytest.raises(UnusableStore, match=r"are not at .*elsewhere: mount their folder"):
         open_coordinator_store(database, elsewhere)
-    with pytest.raises(WrongBlobs, match=r"other belong to another database"):
+    with pytest.raises(UnusableStore, match=r"other belong to another database"):
         open_coordinator_store(database, other)
     with open_coordinator_store(database, right, create=False) as store:
         assert store.task(task).state == "active"
@@ -29,7 +29,7 @@ def test_a_start_with_a_wrong_or_unmounted_folder_is_refused(database, tmp_path,
 
 def test_a_new_database_takes_no_blobs_of_another(database, tmp_path):
     open_coordinator_store(database, tmp_path / "blobs").close()
-    with pytest.raises(WrongBlobs, match="belong to another database"):
+    with pytest.raises(UnusableStore, match="belong to another database"):
         open_coordinator_store(f"sqlite:///{tmp_path / 'new.db'}", tmp_path / "blobs")
     open_coordinator_store(f"sqlite:///{tmp_path / 'new.db'}", tmp_path / "empty").close()
 
@@ -58,5 +58,5 @@ def test_an_object_store_is_tied_too(database, tmp_path, bundle, monkeypatch):
         with open_coordinator_store(database, f"s3://{bucket}/a") as store:
             store.register_task(bundle, TaskSettings(population="phones", goal=1, rounds=1))
         open_coordinator_store(database, f"s3://{bucket}/a").close()
-        with pytest.raises(WrongBlobs):
+        with pytest.raises(UnusableStore, match="are not at s3://"):
             open_coordinator_store(database, f"s3://{bucket}/b")

@@ -9,7 +9,7 @@ import sys
 import pytest
 from sqlalchemy import text
 
-from coordinator.errors import UnreadableTask
+from coordinator.errors import UnusableStore
 from coordinator.rules.task_settings import Secagg, TaskSettings
 from coordinator.store.database import Database
 from fedcore.schedule import ServerSchedule
@@ -69,7 +69,7 @@ def test_newer_setting_is_refused_by_name_at_the_start_and_at_each_load(store, d
     before = store.task(task)
     stored = change(database, task, lambda settings: (settings[part] if part else settings).update(brand_new=1))
     for attempt in (lambda: store.task(task), lambda: Database(database), store.tasks):
-        with pytest.raises(UnreadableTask, match=rf"task {task}.*brand_new.*upgrade this coordinator") as refused:
+        with pytest.raises(UnusableStore, match=rf"task {task}.*brand_new.*upgrade this coordinator") as refused:
             attempt()
         assert part in str(refused.value)
     change(database, task, lambda settings: (settings[part] if part else settings).pop("brand_new"))
@@ -89,7 +89,7 @@ def test_newer_setting_is_refused_by_name_at_the_start_and_at_each_load(store, d
 def test_newer_value_is_refused_by_name(store, database, register, edit, named):
     task = register()
     change(database, task, edit)
-    with pytest.raises(UnreadableTask, match=rf"task {task}: .*{named}.*upgrade"):
+    with pytest.raises(UnusableStore, match=rf"task {task}: .*{named}.*upgrade"):
         Database(database)
 
 

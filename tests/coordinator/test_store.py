@@ -15,7 +15,7 @@ from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from sqlalchemy.schema import CreateTable
 
-from coordinator.errors import MissingStore, StoreConflict, UnsupportedDatabase, WrongRevision
+from coordinator.errors import StoreConflict, UnusableStore
 from coordinator.rules.states import TaskState
 from coordinator.store import database as migrations
 from coordinator.store.database import BASE, HEAD, Database, Migration, migrate
@@ -110,7 +110,7 @@ def test_options_of_an_address_add_to_what_keeps_transactions_short(postgresql, 
 
 @pytest.mark.parametrize("url", ["mysql://host/db", "sqlite://", "sqlite:///:memory:", "state.db", "postgresql://host"])
 def test_database_that_this_version_cannot_use_is_refused(url):
-    with pytest.raises(UnsupportedDatabase, match="sqlite:///PATH or postgresql://"):
+    with pytest.raises(UnusableStore, match="sqlite:///PATH or postgresql://"):
         Database(url)
 
 
@@ -124,7 +124,7 @@ def test_database_that_this_version_cannot_use_is_refused(url):
     ],
 )
 def test_message_about_a_database_names_it_without_the_password(url):
-    with pytest.raises(UnsupportedDatabase) as caught:
+    with pytest.raises(UnusableStore) as caught:
         Database(url)
     assert PASSWORD not in str(caught.value)
     assert "127.0.0.1" in str(caught.value) or "is not such an address" in str(caught.value)
@@ -133,7 +133,7 @@ def test_message_about_a_database_names_it_without_the_password(url):
 def test_file_that_is_no_database_is_refused_and_left_as_it_is(tmp_path):
     path = tmp_path / "notes.txt"
     path.write_bytes(b"remember the milk " * 100)
-    with pytest.raises(UnsupportedDatabase, match=r"notes\.txt' cannot be opened: file is not a database"):
+    with pytest.raises(UnusableStore, match=r"notes\.txt' cannot be opened: file is not a database"):
         Database(f"sqlite:///{path}")
     assert path.read_bytes() == b"remember the milk " * 100
 
@@ -207,9 +207,9 @@ def test_database_of_another_revision_is_refused_and_left_as_it_is(empty, create
     with connected(empty) as connection:
         connection.execute(sqlalchemy.text("UPDATE alembic_version SET version_num = '9999'"))
         connection.commit()
-    with pytest.raises(WrongRevision, match=f"at revision 9999, and this version works with {HEAD}: .*migrate"):
+    with pytest.raises(UnusableStore, match=f"at revision 9999, and this version works with {HEAD}: .*migrate"):
         Database(empty, create=create)
-    with pytest.raises(WrongRevision, match=f"at revision 9999; this version knows base, .*{HEAD}"):
+    with pytest.raises(UnusableStore, match=f"at revision 9999; this version knows base, .*{HEAD}"):
         migrate(empty)
 
 
@@ -218,17 +218,17 @@ def test_database_of_something_else_is_refused_and_left_as_it_is(empty, create):
     with connected(empty) as connection:
         connection.execute(sqlalchemy.text("CREATE TABLE tasks (id TEXT)"))
         connection.commit()
-    with pytest.raises(WrongRevision, match="holds tables, but not a coordinator's"):
+    with pytest.raises(UnusableStore, match="holds tables, but not a coordinator's"):
         Database(empty, create=create)
     assert tables(empty) == {"tasks"}
 
 
 def test_unknown_revision_and_missing_tables_are_named(empty, tmp_path):
-    with pytest.raises(WrongRevision, match="no revision '7'; this version knows base, 0001"):
+    with pytest.raises(UnusableStore, match="no revision '7'; this version knows base, 0001"):
         migrate(empty, "7")
-    with pytest.raises(MissingStore, match="no tables"):
+    with pytest.raises(UnusableStore, match="no tables"):
         Database(empty, create=False)
-    with pytest.raises(MissingStore, match=r"typo\.db"):
+    with pytest.raises(UnusableStore, match=r"typo\.db"):
         migrate(f"sqlite:///{tmp_path}/typo.db")
     assert not (tmp_path / "typo.db").exists()
 
@@ -250,7 +250,7 @@ def test_store_of_an_older_revision_is_refused_upgraded_and_goes_back(store, dat
     desk.assign("a", "b")  # rows that refer to the table that is made anew
     store.close()
     before = dump(database)
-    with pytest.raises(WrongRevision, match=f"is at revision {HEAD}, and this version works with 0002: .*migrate"):
+    with pytest.raises(UnusableStore, match=f"is at revision {HEAD}, and this version works with 0002: .*migrate"):
         Database(database, create=False)
     assert migrate(database, "0002") == Migration(HEAD, "0002")
     with closing(Database(database, create=False)) as upgraded:

@@ -8,14 +8,7 @@ import numpy as np
 import pytest
 import sqlalchemy
 
-from coordinator.errors import (
-    InvalidTask,
-    MissingStore,
-    TaskEnded,
-    UnknownBlob,
-    UnknownRound,
-    UnknownTask,
-)
+from coordinator.errors import InvalidTask, TaskEnded, UnknownBlob, UnknownRound, UnknownTask, UnusableStore
 from coordinator.rules.entities import LONGEST_NAME
 from coordinator.rules.states import TaskState
 from coordinator.store.tasks import FootprintBudget, TaskSettings, open_coordinator_store
@@ -197,10 +190,10 @@ def test_unknown_task_and_round_are_named(store, register):
 
 def test_store_that_is_not_there_is_named_and_not_made(tmp_path):
     url = f"sqlite:///{tmp_path}/typo.db"
-    with pytest.raises(MissingStore, match=re.escape(url)):
+    with pytest.raises(UnusableStore, match=re.escape(url)):
         open_coordinator_store(url, tmp_path, create=False)
     open_coordinator_store(url, tmp_path / "blobs").close()
-    with pytest.raises(MissingStore, match="typos"):
+    with pytest.raises(UnusableStore, match="typos"):
         open_coordinator_store(url, tmp_path / "typos", create=False)
     assert not (tmp_path / "typos").exists()
     open_coordinator_store(url, tmp_path / "blobs", create=False).close()

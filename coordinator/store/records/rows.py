@@ -12,7 +12,7 @@ from sqlalchemy import Executable, Insert, Row, Select, Table, select, text
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.engine import Connection
 
-from coordinator.errors import InvalidTask, UnreadableTask
+from coordinator.errors import InvalidTask, UnusableStore
 from coordinator.rules.entities import RoundRecord, Task
 from coordinator.rules.task_settings import TaskSettings
 from coordinator.store.tables import ROUNDS
@@ -138,12 +138,12 @@ def columns_of(settings: TaskSettings) -> dict[str, Any]:
 def settings_of(task_id: str, population: str, stored: Mapping[str, Any]) -> TaskSettings:
     """The settings of a task's columns; one that is not stored has its default.
 
-    Raises UnreadableTask, which names the task and what this version does not know.
+    Raises UnusableStore, which names the task and what this version does not know.
     """
     try:
         return _settings(population, json.dumps(stored))
     except InvalidTask as error:
-        raise UnreadableTask(f"settings of task {task_id}: {error}; {_NEWER}") from error
+        raise UnusableStore(f"settings of task {task_id}: {error}; {_NEWER}") from error
 
 
 @lru_cache(maxsize=4096)  # every task that is not over is read several times a second, and its settings stay
