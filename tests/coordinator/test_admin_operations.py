@@ -10,18 +10,8 @@ import msgspec
 import pytest
 
 import muster
+from coordinator import errors
 from coordinator.api.tokens import issue
-from coordinator.errors import (
-    BudgetExceeded,
-    InvalidBudget,
-    InvalidTask,
-    UnknownDeviceId,
-    UnknownModel,
-    UnknownPopulation,
-    UnknownRound,
-    UnknownTask,
-    WebhookFailed,
-)
 from coordinator.operations import OPERATIONS, PREFIX, AdminService, NewTask, TaskStore, TrainedTasks
 from coordinator.rules.alerts import Finding
 from coordinator.rules.audit import STORE
@@ -46,7 +36,7 @@ NOT_ONE_OPERATION = {"register_task": "over HTTP it is `present`, `upload` and `
 OF_STORE = [one for one in OPERATIONS if one.call is getattr(TaskStore, one.name, None)]
 OF_MODELS = [one for one in OF_STORE if "model_" in f"{one.name}_" and one.method == "POST"]
 PREPARED_BY = {"resume": "pause", "roll_back": "pause", "allow_device": "revoke_device"}
-UNKNOWN = {"name": UnknownModel, "population": UnknownPopulation, "task_id": UnknownTask}
+UNKNOWN = {"name": errors.UnknownModel, "population": errors.UnknownPopulation, "task_id": errors.UnknownTask}
 MEASURED = {"id": "", "created_at": 0, "key": "", "enrolled_at": 0}
 
 
@@ -135,7 +125,7 @@ def test_what_operators_see_over_http_is_what_the_store_gives(store, trained, de
         if "round" in operation.parameters:
             models = [outcome(near, trained, number) for number in (0, 1, 99)]
             assert models == [outcome(far, trained, number) for number in (0, 1, 99)], operation.name
-            assert (models[0] != models[1], models[2][0]) == (True, UnknownRound), operation.name
+            assert (models[0] != models[1], models[2][0]) == (True, errors.UnknownRound), operation.name
     devices.id("b")
     store.revoke_device(given["device_id"])
     assert store.devices(1, revoked=False) == operator.devices(1) != store.devices() == operator.devices()
@@ -143,7 +133,7 @@ def test_what_operators_see_over_http_is_what_the_store_gives(store, trained, de
     for arguments in ((None, 2), (1, 1), (0,), (10**6,)):
         assert store.audit(*arguments) == operator.audit(*arguments), arguments
     assert [alert.task for alert in operator.alerts(1000) if alert.kind == "stuck"] == [trained]
-    with pytest.raises(WebhookFailed, match="no webhook is set"):
+    with pytest.raises(errors.WebhookFailed, match="no webhook is set"):
         operator.test_alerts()
     named = {one.name for one in of_running(settings, store)}
     assert {one.name for one in operator.security()} == named
@@ -161,7 +151,7 @@ def test_changes_over_http_are_those_of_the_store_in_the_operators_name(store, r
             outcomes.append([outcome(act, *one, *more) for one in ([subject], [subject], ["nope"])])
             assert {one.actor for one in store.audit()[logged:]} == {by}, operation.name
             assert not of_task or by in store.history(subject)[-1].cause, operation.name
-            assert outcomes[-1][2][0] is (UnknownTask if of_task else UnknownDeviceId), operation.name
+            assert outcomes[-1][2][0] is (errors.UnknownTask if of_task else errors.UnknownDeviceId), operation.name
         assert outcomes[0] == outcomes[1], operation.name
 
 
@@ -211,13 +201,13 @@ def test_budgets_over_http_are_those_of_the_store_in_the_operators_name(store, t
             (by, "budget-removed"),
         ]
     assert outcomes[0] == outcomes[1]
-    assert [one[0] for one in outcomes[0][1:-1]] == [InvalidBudget] * 4 + [UnknownPopulation]
+    assert [one[0] for one in outcomes[0][1:-1]] == [errors.InvalidBudget] * 4 + [errors.UnknownPopulation]
 
 
 def test_a_task_that_a_budget_refuses_has_its_own_error_over_http(store, trained, operator, tmp_path):
     store.set_budget("phones", 9.0, 1e-9)
     refused = TaskSettings(population="phones", goal=2, rounds=3)
-    with pytest.raises(BudgetExceeded, match="promises no privacy"):
+    with pytest.raises(errors.BudgetExceeded, match="promises no privacy"):
         operator.register_task(make_bundle(tmp_path / "plan"), refused)
 
 
@@ -226,7 +216,7 @@ def test_a_task_over_http_is_the_one_that_the_store_makes(store, operator, tmp_p
     for name in (None, "spring", "a\n"):
         near, far = (outcome(partial(side.register_task, name=name), bundle, settings) for side in (store, operator))
         assert near == far
-    assert near[0] is InvalidTask
+    assert near[0] is errors.InvalidTask
     assert [one.actor for one in store.audit() if one.action == "task-created"][1:] == [STORE, operator.by] * 2
     assert operator.present(bundle.manifest.plan.sha256)
     assert not operator.present("0" * 64)
@@ -303,7 +293,7 @@ def test_a_regular_evaluation_is_asked_for_over_http_and_in_python(store, urls, 
     made = operator.register_task(bundle, settings, evaluation=regular)
     assert made.evaluation == store.task(made.id).evaluation == regular.stored
     origin = Evaluates(ModelSource(task=made.id, round=0))
-    with pytest.raises(InvalidTask, match="not both"):
+    with pytest.raises(errors.InvalidTask, match="not both"):
         operator.create(NewTask(bundle.manifest, settings, evaluates=origin, evaluation=regular.stored))
     _, text = issue(store.database, "bob", Role.OPERATOR)
     with muster.Coordinator(urls.admin, text) as coordinator:
@@ -313,5 +303,5 @@ def test_a_regular_evaluation_is_asked_for_over_http_and_in_python(store, urls, 
         like = coordinator.create(like=task.id, goal=1)
         assert store.task(like.id).evaluation == regular.stored
         assert store.task(like.id).settings == replace(store.task(task.id).settings, goal=1, minimum=1)
-        with pytest.raises(InvalidTask, match="evaluate_every must be a whole number from 1"):
+        with pytest.raises(errors.InvalidTask, match="evaluate_every must be a whole number from 1"):
             coordinator.create(bundle, evaluate_every=0, evaluation=evaluation, hold_out_devices=0.1, **given)

@@ -24,14 +24,7 @@ from coordinator.store.tasks import open_coordinator_store
 from fedcore import checkpoint
 from fedcore.params import VectorSpec
 from fedcore.privacy.accounting import spent
-from tests.coordinator.bundles import (
-    START,
-    make_bundle,
-    make_evaluation_bundle,
-    make_plan,
-    make_private_bundle,
-    report_body,
-)
+from tests.coordinator import bundles
 from tests.coordinator.replicas import Phones, replicas_on, until
 from tests.forked import COMMAND, forked
 
@@ -73,7 +66,7 @@ def target(slot):
 
 def trained():
     """The model after every round, by the equations."""
-    model = START.copy()
+    model = bundles.START.copy()
     for _ in range(ROUNDS):
         model = model + np.mean([(target(slot) - model) / 2 for slot in range(GOAL)], axis=0, dtype=np.float64)
         model = model.astype(np.float32)
@@ -94,8 +87,8 @@ class Learners(Phones):
     def _train(self, client, assignment):
         answer = self._ask(client, "GET", f"/v1/blobs/{assignment.checkpoint.sha256}")
         data = assignment.checkpoint.check(answer.content)
-        model = checkpoint.decode(data, [VectorSpec("params", START.size)])["params"]
-        return report_body((target(assignment.slot) - model) / 2, 1)
+        model = checkpoint.decode(data, [VectorSpec("params", bundles.START.size)])["params"]
+        return bundles.report_body((target(assignment.slot) - model) / 2, 1)
 
 
 @pytest.fixture
@@ -155,10 +148,12 @@ def test_killed_training_ends_with_the_model_of_an_undisturbed_one(store, regist
 @pytest.mark.promise("After `kill -9` every version of a buffered model has exactly the reports in its rows")
 @killed_at(("sqlite", "round.after-commit:2"), ("postgresql", "round.before-commit:2"))
 def test_killed_buffers_lose_no_version_and_count_no_report_twice(store, register, replicas, tmp_path, failpoint):
-    bundle = make_bundle(tmp_path / "fedbuff", make_plan(weighting="uniform"), "fedbuff", start=START)
+    bundle = bundles.make_bundle(
+        tmp_path / "fedbuff", bundles.make_plan(weighting="uniform"), "fedbuff", start=bundles.START
+    )
     task = register(bundle, goal=2, rounds=5, buffered=Buffered(concurrency=GOAL, max_staleness=3))
     receipts = train(store, task, replicas, failpoint).receipts
-    models, counted = [START.astype(np.float64)], []
+    models, counted = [bundles.START.astype(np.float64)], []
     for number in range(1, 6):
         in_sum = store.counted(task, number)
         steps = [(1 + number - one.number) ** -0.5 * (target(one.slot) - models[one.number - 1]) / 2 for one in in_sum]
@@ -173,7 +168,7 @@ def test_killed_buffers_lose_no_version_and_count_no_report_twice(store, registe
 @killed_at(("sqlite", "round.before-commit:2"), ("postgresql", "round.after-commit:2"))
 def test_killed_private_training_has_a_row_for_every_model(store, register, replicas, tmp_path, failpoint):
     privacy = PrivacyBudget(epsilon=8, delta=1e-6, users=1000, noise_multiplier=2, mechanism="gaussian")
-    task = register(make_private_bundle(tmp_path / "private"), goal=GOAL, rounds=99, privacy=privacy)
+    task = register(bundles.make_private_bundle(tmp_path / "private"), goal=GOAL, rounds=99, privacy=privacy)
     devices = train(store, task, replicas, failpoint, PrivateLearners)
     with store.database.reading() as records:
         entries, epsilons = records.ledger.entries(task), records.ledger.spent(task)
@@ -188,7 +183,7 @@ def test_killed_private_training_has_a_row_for_every_model(store, register, repl
 @killed_at(("sqlite", "round.after-commit:2"), ("postgresql", "round.before-commit:2"))
 def test_killed_training_starts_the_evaluation_of_every_round_once(store, bundle, replicas, tmp_path, failpoint):
     given = {"population": "phones", "goal": GOAL, "rounds": ROUNDS, "over_selection": 1.0, "hold_out_devices": 1e-9}
-    regular = Regularly(1, make_evaluation_bundle(tmp_path / "evaluation"))
+    regular = Regularly(1, bundles.make_evaluation_bundle(tmp_path / "evaluation"))
     task = store.register_task(bundle, TaskSettings(**given), evaluation=regular).id
     train(store, task, replicas, failpoint)
     made = store.evaluations(task)
@@ -215,7 +210,7 @@ def test_task_whose_registration_was_killed_is_whole_or_absent(store, database, 
     assert len(store.tasks()) == tasks
     for (digest,) in rows(store, sqlalchemy.select(BLOBS.c.sha256)):
         assert store.blobs.get(digest)
-    register(make_bundle(tmp_path / "again", start=np.arange(4, dtype=np.float32)), goal=1, rounds=1)
+    register(bundles.make_bundle(tmp_path / "again", start=np.arange(4, dtype=np.float32)), goal=1, rounds=1)
     assert len(store.tasks()) == tasks + 1
 
 

@@ -20,17 +20,8 @@ from fedcore.wire.messages import Enrol, Unattested
 from ingress import connection, limits
 from ingress.connection import HEAD_BYTES, HEAD_FIELDS
 from secagg.encoding import MessageType
+from tests.coordinator import connections
 from tests.coordinator.bundles import report_body
-from tests.coordinator.connections import (
-    be_impatient,
-    begun,
-    connect,
-    drips,
-    hung_up,
-    rest_of,
-    status_of,
-    wait_until_closed,
-)
 from tests.coordinator.devices import enrol, newcomer, speaking_to
 from tests.coordinator.test_api import abort, ask, assign, check_in, put, refused
 from tests.servers import serving
@@ -59,14 +50,14 @@ def coordinator(database, tmp_path):
 @pytest.fixture
 def impatient(monkeypatch):
     """Limits of time that a test can wait for."""
-    be_impatient(monkeypatch)
+    connections.be_impatient(monkeypatch)
 
 
 def enrolment(client, stop, **headers):
     """A connection on which somebody unknown begins to enrol."""
     key = Ed25519PrivateKey.generate()
     body = messages.encode(Enrol(attestation=Unattested()))
-    return begun(client, newcomer(key), "POST", "/v1/devices", body[:stop], body, **headers)
+    return connections.begun(client, newcomer(key), "POST", "/v1/devices", body[:stop], body, **headers)
 
 
 # --- heads
@@ -82,29 +73,29 @@ def enrolment(client, stop, **headers):
 )
 def test_a_head_that_is_too_large_is_refused_before_its_end(coordinator, status, head):
     with coordinator() as client:
-        with connect(client) as attacker:
+        with connections.connect(client) as attacker:
             attacker.sendall(head)
-            assert status_of(attacker) == status
+            assert connections.status_of(attacker) == status
         assert client.get("/healthz", headers={"X": "x" * 15_000}).status_code == 200
 
 
 def test_trailers_without_end_close_their_connection(coordinator):
     with coordinator() as client, enrolment(client, 0, **{"Transfer-Encoding": "chunked"}) as attacker:
         attacker.sendall(b"1\r\nx\r\n0\r\n" + b"X: x\r\n" * 5000)
-        assert status_of(attacker) == 431
+        assert connections.status_of(attacker) == 431
 
 
 def test_chunk_extensions_without_end_close_their_connection(coordinator):
     with coordinator() as client, enrolment(client, 0, **{"Transfer-Encoding": "chunked"}) as attacker:
         attacker.sendall(b"1;x=" + b"x" * 4 * HEAD_BYTES)
-        assert status_of(attacker) == 431
+        assert connections.status_of(attacker) == 431
 
 
 @pytest.mark.parametrize("said", [b"", GET])
 def test_a_head_that_does_not_end_in_time_is_cut_off(coordinator, impatient, said):
-    with coordinator() as client, connect(client) as attacker:
+    with coordinator() as client, connections.connect(client) as attacker:
         attacker.sendall(said)
-        assert hung_up(attacker)
+        assert connections.hung_up(attacker)
 
 
 def test_a_request_is_forgotten_without_the_garbage_collector(coordinator):
@@ -120,9 +111,9 @@ def test_a_request_is_forgotten_without_the_garbage_collector(coordinator):
 
 
 def test_requests_without_end_on_one_connection_are_cut_off(coordinator):
-    with coordinator() as client, connect(client) as attacker:
+    with coordinator() as client, connections.connect(client) as attacker:
         attacker.sendall((GET + b"\r\n") * 400)
-        assert rest_of(attacker).count(b"HTTP/1.1 200") < 400
+        assert connections.rest_of(attacker).count(b"HTTP/1.1 200") < 400
 
 
 # --- bodies
@@ -131,7 +122,7 @@ def test_requests_without_end_on_one_connection_are_cut_off(coordinator):
 @pytest.mark.parametrize("coding", [{}, {"Transfer-Encoding": "chunked"}])
 def test_a_body_that_drips_is_cut_off(coordinator, impatient, coding):
     with coordinator() as client, enrolment(client, 0, **coding) as attacker:
-        assert not drips(attacker, b"1\r\nx\r\n" if coding else b"x")
+        assert not connections.drips(attacker, b"1\r\nx\r\n" if coding else b"x")
 
 
 def test_an_answer_that_is_not_taken_is_cut_off(coordinator, register, tmp_path, impatient, monkeypatch):
@@ -148,9 +139,9 @@ def test_an_answer_that_is_not_taken_is_cut_off(coordinator, register, tmp_path,
     with coordinator() as client:
         (given,) = assign(client, "a")
         path = f"/v1/blobs/{given.checkpoint.sha256}"
-        with begun(client, client.devices["a"], "GET", path, receive_bytes=4096) as attacker:
+        with connections.begun(client, client.devices["a"], "GET", path, receive_bytes=4096) as attacker:
             assert closed.wait(10)
-            assert len(rest_of(attacker)) < 4 * size
+            assert len(connections.rest_of(attacker)) < 4 * size
 
 
 def test_an_answer_that_is_taken_slowly_is_sent_to_its_end(coordinator, register, tmp_path, impatient, monkeypatch):
@@ -160,7 +151,7 @@ def test_an_answer_that_is_taken_slowly_is_sent_to_its_end(coordinator, register
     with coordinator() as client:
         (given,) = assign(client, "a")
         path = f"/v1/blobs/{given.checkpoint.sha256}"
-        with begun(client, client.devices["a"], "GET", path, receive_bytes=4096) as slow:
+        with connections.begun(client, client.devices["a"], "GET", path, receive_bytes=4096) as slow:
             got = 0
             while got < 4 * size:
                 time.sleep(limits.HEAD_S / 20)
@@ -179,26 +170,26 @@ def test_dripping_enrolments_leave_room_for_devices_and_newcomers(coordinator, r
         for _ in range(20):
             # One after the other: of many at once some are answered with 503, and idle connections close for them.
             attackers.append(open_.enter_context(enrolment(client, 9)))
-            assert len(attackers) <= 2 or hung_up(attackers[-3])
+            assert len(attackers) <= 2 or connections.hung_up(attackers[-3])
         assert check_in(client, "a").status_code == 200
         assert enrol(client, Ed25519PrivateKey.generate()).status_code == 200
 
 
 def test_idle_connections_give_way_to_new_ones(coordinator):
     with coordinator(connection_limit=8) as client, ExitStack() as open_:
-        attackers = [open_.enter_context(connect(client)) for _ in range(20)]
-        assert hung_up(attackers[0])
+        attackers = [open_.enter_context(connections.connect(client)) for _ in range(20)]
+        assert connections.hung_up(attackers[0])
         assert client.get("/healthz").status_code == 200
 
 
 def test_connections_of_one_address_are_limited(coordinator, monkeypatch):
     monkeypatch.setattr(limits, "caller_of", lambda address: address)
     with coordinator(address_connection_limit=3) as client, ExitStack() as open_:
-        *_, fourth = [open_.enter_context(connect(client)) for _ in range(4)]
-        assert hung_up(fourth)
+        *_, fourth = [open_.enter_context(connections.connect(client)) for _ in range(4)]
+        assert connections.hung_up(fourth)
     with coordinator(address_connection_limit=3, trusted_proxies="127.0.0.0/8") as client, ExitStack() as open_:
         for _ in range(4):
-            open_.enter_context(connect(client))
+            open_.enter_context(connections.connect(client))
         assert client.get("/healthz").status_code == 200
 
 
@@ -228,10 +219,10 @@ def test_an_assignment_that_was_given_up_reserves_no_room(coordinator, register,
     with coordinator(reports_bytes=2 * ROOM - 1) as client:
         mine, theirs, _ = (one.assignment for one in assign(client, "a", "b", "c"))
         abort(client, mine)
-        with begun(
+        with connections.begun(
             client, client.devices.owner(mine), "PUT", f"/v1/assignments/{mine}/{path}", BODY[:40], BODY
         ) as attacker:
-            assert status_of(attacker) == 410
+            assert connections.status_of(attacker) == 410
             assert put(client, theirs, BODY).status_code == 200
 
 
@@ -241,8 +232,10 @@ def test_a_device_has_room_for_one_report_however_often_it_sends(coordinator, re
     with coordinator(reports_bytes=2 * ROOM + 100) as client, ExitStack() as open_:
         mine, theirs = (one.assignment for one in assign(client, "a", "b"))
         auth, url = client.devices.owner(mine), f"/v1/assignments/{mine}/{path}"
-        attackers = [open_.enter_context(begun(client, auth, "PUT", url, BODY[:40], BODY)) for _ in range(6)]
-        assert wait_until_closed(attackers, 5)
+        attackers = [
+            open_.enter_context(connections.begun(client, auth, "PUT", url, BODY[:40], BODY)) for _ in range(6)
+        ]
+        assert connections.wait_until_closed(attackers, 5)
         assert put(client, theirs, BODY).status_code == 200
 
 
@@ -252,7 +245,7 @@ def test_report_that_was_counted_needs_no_room_to_be_sent_again(coordinator, reg
         mine, theirs, _ = (one.assignment for one in assign(client, "a", "b", "c"))
         receipt = put(client, mine, BODY)
         url = f"/v1/assignments/{theirs}/report"
-        with begun(client, client.devices.owner(theirs), "PUT", url, BODY[:40], BODY):
+        with connections.begun(client, client.devices.owner(theirs), "PUT", url, BODY[:40], BODY):
             assert put(client, mine, BODY).content == receipt.content
             refused(put(client, mine, report_body([2, 0, 0, 0], 1)), "conflicting-report")
 
@@ -263,6 +256,6 @@ def test_a_report_that_comes_too_slowly_for_its_round_is_cut_off(coordinator, re
     with coordinator() as client:
         mine, theirs = (one.assignment for one in assign(client, "a", "b"))
         url = f"/v1/assignments/{mine}/{path}"
-        with begun(client, client.devices.owner(mine), "PUT", url, BODY[:40], BODY) as attacker:
+        with connections.begun(client, client.devices.owner(mine), "PUT", url, BODY[:40], BODY) as attacker:
             assert put(client, theirs, BODY).status_code == 200
-            assert hung_up(attacker)
+            assert connections.hung_up(attacker)

@@ -9,17 +9,7 @@ import pytest
 
 from coordinator.commands import ExchangeMasked
 from coordinator.errors import ConflictingReport, MalformedMessage, NoLongerNeeded, Unavailable
-from coordinator.rules.replicas import (
-    Claim,
-    Denial,
-    Grant,
-    MaskedNews,
-    MaskedShare,
-    Taken,
-    decode_answer,
-    decode_news,
-    encode_news,
-)
+from coordinator.rules import replicas
 from coordinator.rules.states import AssignmentState
 from secagg.session import ExpectedVector, MaskedSum, no_words
 from tests.coordinator.test_secure import LENIENT, NAMES, PHASES, run, seat, states
@@ -36,14 +26,14 @@ class Elsewhere:
         self.desk, self.name, self.grants, self.sums, self.taken = desk, name, {}, {}, {}
 
     def tell(self, claims=(), checking=(), shares=(), sums=()):
-        news = MaskedNews(replica=self.name, claims=list(claims), checking=list(checking), shares=list(shares))
-        news, sums = decode_news(memoryview(encode_news(news, sums)))
+        news = replicas.MaskedNews(replica=self.name, claims=list(claims), checking=list(checking), shares=list(shares))
+        news, sums = replicas.decode_news(memoryview(replicas.encode_news(news, sums)))
         return self.desk.ask(ExchangeMasked(news, sums))
 
     def claim(self, device, message=None):
         """The driver's answer to a claim to the masked report of a device."""
         message = message or upload_of(device)
-        claim = Claim(assignment=device.given.assignment, sha256=hashlib.sha256(message).hexdigest())
+        claim = replicas.Claim(assignment=device.given.assignment, sha256=hashlib.sha256(message).hexdigest())
         (outcome,) = self.tell([claim], checking=[claim.assignment]).outcomes
         return outcome
 
@@ -58,13 +48,13 @@ class Elsewhere:
         total = self.sums.setdefault(grant.session, MaskedSum(no_words(grant.words)))
         masked = ExpectedVector(grant.session, grant.position, grant.signer, grant.words).open(upload_of(device))
         total.add(grant.position, masked)
-        taken = Taken(assignment=device.given.assignment, signature=masked.signature)
+        taken = replicas.Taken(assignment=device.given.assignment, signature=masked.signature)
         self.taken.setdefault(grant.session, []).append(taken)
         self.tell(shares=self.shares())
 
     def shares(self, *, with_sums=False, count=0):
         return [
-            MaskedShare(
+            replicas.MaskedShare(
                 round=self.grants[session].round,
                 session=session,
                 taken=self.taken[session],
@@ -122,15 +112,15 @@ def test_sums_of_two_replicas_and_the_driver_make_the_round(store, seated):
 
 def test_one_replica_at_a_time_may_add_a_masked_report(seated):
     _, (device, *_), a, b = seated
-    assert isinstance(a.claim(device), Grant)
-    assert isinstance(a.claim(device), Grant)
+    assert isinstance(a.claim(device), replicas.Grant)
+    assert isinstance(a.claim(device), replicas.Grant)
     assert b.claim(device).slug == "unavailable"
     with pytest.raises(Unavailable):
         device.say(7, upload_of(device))
     a.tell(checking=[device.given.assignment])
     assert b.claim(device).slug == "unavailable"
     a.tell()
-    assert isinstance(b.claim(device), Grant)
+    assert isinstance(b.claim(device), replicas.Grant)
 
 
 def test_masked_report_that_was_added_is_claimed_no_more(seated):
@@ -149,11 +139,11 @@ def test_masked_report_that_was_added_is_claimed_no_more(seated):
 def test_claims_are_refused_before_and_after_masked_reports_are_due(register, desk):
     register(**LENIENT)
     devices, a = seat(desk, TEN), Elsewhere(desk, "aaaaaaaa")
-    assert a.claim(devices[0], b"early") == Denial(slug="unusable-message", detail="message M7 is not due yet")
+    assert a.claim(devices[0], b"early") == replicas.Denial(slug="unusable-message", detail="message M7 is not due yet")
     run(devices[1:], PHASES[:1])
     desk.pass_time(600)
     assert a.claim(devices[0], b"late").slug == "no-longer-needed"
-    (outcome,) = a.tell([Claim(assignment="of.nobody", sha256="")]).outcomes
+    (outcome,) = a.tell([replicas.Claim(assignment="of.nobody", sha256="")]).outcomes
     assert outcome.slug == "no-longer-needed"
 
 
@@ -262,11 +252,11 @@ def test_replica_sums_every_group_apart(store, register, desk):
 
 @pytest.mark.parametrize("cut", [0, 3, 4, -1, -8])
 def test_masked_sum_that_is_cut_off_is_refused(cut):
-    share = MaskedShare(round=1, session=bytes(32), taken=[], count=1, size=3)
-    news = MaskedNews(replica="a", claims=[], checking=[], shares=[share])
-    whole = encode_news(news, [np.array([1, 2, 2**64 - 1], np.uint64)])
-    assert decode_news(memoryview(whole))[1][0].tolist() == [1, 2, 2**64 - 1]
+    share = replicas.MaskedShare(round=1, session=bytes(32), taken=[], count=1, size=3)
+    news = replicas.MaskedNews(replica="a", claims=[], checking=[], shares=[share])
+    whole = replicas.encode_news(news, [np.array([1, 2, 2**64 - 1], np.uint64)])
+    assert replicas.decode_news(memoryview(whole))[1][0].tolist() == [1, 2, 2**64 - 1]
     with pytest.raises(MalformedMessage, match="these shares"):
-        decode_news(memoryview(whole[:cut]))
+        replicas.decode_news(memoryview(whole[:cut]))
     with pytest.raises(MalformedMessage, match="this answer"):
-        decode_answer(b"[]")
+        replicas.decode_answer(b"[]")

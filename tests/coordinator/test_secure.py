@@ -9,15 +9,8 @@ import numpy as np
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from coordinator import errors
 from coordinator.commands import AwaitMessage, PutMessage
-from coordinator.errors import (
-    ConflictingReport,
-    InvalidReport,
-    InvalidTask,
-    NoLongerNeeded,
-    Unavailable,
-    UnusableMessage,
-)
 from coordinator.rules.states import AssignmentState, TaskState
 from coordinator.secure.round import invitation
 from coordinator.store.tasks import Secagg, TaskSettings
@@ -173,7 +166,7 @@ def test_messages_that_were_answered_are_kept_only_for_restarts(register, desk):
     assert devices[0].hear(4)
     run(devices, ("open", "upload", "confirm"))
     for number in (2, 4, 6):
-        with pytest.raises(NoLongerNeeded):
+        with pytest.raises(errors.NoLongerNeeded):
             devices[0].hear(number)
     assert devices[0].hear(8)
     assert devices[0].hear(10)
@@ -209,7 +202,7 @@ def test_the_same_message_again_changes_nothing_and_another_is_refused(register,
     for device in devices[:2]:
         for number in (1, 3, 5, 7):
             assert device.say(number, device.said[number]) is None
-        with pytest.raises(ConflictingReport):
+        with pytest.raises(errors.ConflictingReport):
             device.say(7, b"\7another")
     run(devices, PHASES[4:])
     assert devices[0].say(11, devices[0].said[11]) is None
@@ -220,7 +213,7 @@ def test_after_an_early_or_damaged_message_a_device_may_try_again(register, desk
     register(**SECURE)
     devices = seat(desk)
     for number, message in ((3, b"\3"), (1, b"\1rubbish"), (1, b""), (1, b"\7")):
-        with pytest.raises(UnusableMessage):
+        with pytest.raises(errors.UnusableMessage):
             devices[0].say(number, message)
     run(devices, PHASES[:1])
     assert all(device.hear(2) for device in devices)
@@ -267,7 +260,7 @@ def test_a_device_that_falls_silent_is_left_out_and_the_round_commits(store, reg
     # Every device that sent a masked report is in the sum, even if it was not heard of again.
     assert len(counted) == (9 if phase < 4 else 10)
     if phase < 4:
-        with pytest.raises(NoLongerNeeded):
+        with pytest.raises(errors.NoLongerNeeded):
             getattr(devices[0], PHASES[phase])()
 
 
@@ -297,7 +290,7 @@ def test_a_device_that_gives_up_is_not_waited_for(store, register, desk):
     desk.give_up(devices[0].given)
     run(devices[1:], PHASES[1:])
     assert states(store, task) == ["committed"]
-    with pytest.raises(ConflictingReport):
+    with pytest.raises(errors.ConflictingReport):
         desk.give_up(devices[1].given)
 
 
@@ -309,7 +302,7 @@ def test_a_goal_of_devices_that_trained_need_not_wait_long_for_the_others(store,
     desk.pass_time(5)
     run(devices[:8], PHASES[1:])
     assert states(store, task) == ["committed"]
-    with pytest.raises(NoLongerNeeded):
+    with pytest.raises(errors.NoLongerNeeded):
         devices[9].advertise()
 
 
@@ -318,7 +311,7 @@ def test_a_restart_abandons_the_attempt_and_wants_no_more_messages(store, regist
     devices = seat(desk)
     run(devices, PHASES[:4])
     later = new_desk()
-    with pytest.raises(NoLongerNeeded):
+    with pytest.raises(errors.NoLongerNeeded):
         later.ask(AwaitMessage(devices[0].given.assignment, 8, 0.0))
     assert [one.reason for one in store.rounds(task)] == ["driver-lost"]
 
@@ -330,7 +323,7 @@ def test_a_coordinator_that_stops_does_not_let_devices_wait(register, desk):
     (waiting,) = desk.turn(AwaitMessage(devices[0].given.assignment, 2, 60.0))
     desk.driver.drain()
     desk.turn()
-    with pytest.raises(Unavailable):
+    with pytest.raises(errors.Unavailable):
         waiting.result(timeout=0)
 
 
@@ -340,7 +333,7 @@ def test_a_cancelled_task_releases_no_sum(store, register, desk):
     run(devices, PHASES[:5])
     store.cancel(task)
     desk.pass_time(1)
-    with pytest.raises(NoLongerNeeded):
+    with pytest.raises(errors.NoLongerNeeded):
         devices[0].hear(10) and devices[0].reveal()
     assert not devices[0].result().summed
     assert states(store, task) == ["abandoned"]
@@ -349,7 +342,7 @@ def test_a_cancelled_task_releases_no_sum(store, register, desk):
 def test_a_report_in_clear_is_refused(register, desk):
     register(**SECURE)
     device = seat(desk)[0]
-    with pytest.raises(InvalidReport):
+    with pytest.raises(errors.InvalidReport):
         desk.report(device.given, [1, 0, 0, 0])
 
 
@@ -362,7 +355,7 @@ def test_a_report_in_clear_is_refused(register, desk):
     ],
 )
 def test_a_secure_task_that_is_too_small_or_too_short_is_refused(settings, named):
-    with pytest.raises(InvalidTask, match=named):
+    with pytest.raises(errors.InvalidTask, match=named):
         TaskSettings(population="p", rounds=1, secagg=Secagg(), **settings)
 
 
@@ -380,7 +373,7 @@ def test_a_secure_task_that_is_too_small_or_too_short_is_refused(settings, named
     ],
 )
 def test_secure_settings_out_of_range_are_refused_by_name(wrong):
-    with pytest.raises(InvalidTask, match=next(iter(wrong))):
+    with pytest.raises(errors.InvalidTask, match=next(iter(wrong))):
         Secagg(**wrong)
 
 

@@ -9,15 +9,7 @@ import pytest
 
 from coordinator.commands import AwaitAssignment, CountReport, TakeShare
 from coordinator.errors import ConflictingReport, MalformedMessage, NoLongerNeeded, Unavailable
-from coordinator.rules.replicas import (
-    SharedRound,
-    assignment_id,
-    decode_shares,
-    encode_shares,
-    maker_of,
-    may_share,
-    round_in,
-)
+from coordinator.rules import replicas
 from coordinator.rules.rounds import Configured, ReportsElsewhere, RoundPolicy, Waiting, open_round, step
 from coordinator.rules.states import RoundState
 from coordinator.rules.task_settings import Buffered, ClearReports, Secagg, TaskSettings
@@ -49,16 +41,16 @@ class Group:
             record, settings = records.assignment(given.assignment), records.task(self.task).settings
         layout = self.store.plan(record.plan_sha256).of_round(record.number).report
         key, buffered = RoundKey(settings.seed, record.number), settings.buffered is not None
-        shared = SharedRound(record.round, layout, settings.clear, key, buffered)
+        shared = replicas.SharedRound(record.round, layout, settings.clear, key, buffered)
         return desk.ask(CountReport(given.assignment, vector.tobytes().hex()[:64], vector, shared))
 
     def message(self, desk):
         """What a replica would send now."""
         (driver,) = desk.driver.shared.drivers
-        return encode_shares(*desk.driver.shared.news(desk.membership.id, driver))
+        return replicas.encode_shares(*desk.driver.shared.news(desk.membership.id, driver))
 
     def hear(self, message):
-        shares, sums = decode_shares(memoryview(message))
+        shares, sums = replicas.decode_shares(memoryview(message))
         self.driver.driver.heard_of(shares.replica)
         for share, total in zip(shares.shares, sums, strict=True):
             self.driver.ask(TakeShare(shares.replica, share, total))
@@ -236,7 +228,7 @@ def test_device_whose_report_is_on_its_way_elsewhere_is_not_lost(group):
     (other,), (a, b) = group.others, group.driver.assign("a", "b")
     with other.driver.shared.expecting(a.assignment, 1):
         for _ in range(40):
-            for here in decode_shares(memoryview(group.message(other)))[0].present:
+            for here in replicas.decode_shares(memoryview(group.message(other)))[0].present:
                 group.driver.driver.presence.heard(here)
             group.driver.live(0.5, b)
     assert [one.lost for one in group.store.rounds(group.task)] == [0]
@@ -247,7 +239,7 @@ def test_sum_of_another_layout_is_refused(group):
     group = group(goal=2)
     (other,), (a, _) = group.others, group.driver.assign("a", "b")
     group.report(other, a, (2, 0, 0, 0))
-    shares, _ = decode_shares(memoryview(group.message(other)))
+    shares, _ = replicas.decode_shares(memoryview(group.message(other)))
     (share,) = shares.shares
     with pytest.raises(MalformedMessage, match="a sum of 3 values"):
         group.driver.ask(TakeShare("other", type(share)(round=share.round, before=0, counted=[], size=3), np.zeros(3)))
@@ -261,7 +253,7 @@ def test_message_that_is_cut_off_is_refused(group, cut):
     other.driver.drain()
     other.pass_time(0.5)
     with pytest.raises(MalformedMessage, match="these shares"):
-        decode_shares(memoryview(group.message(other)[:cut]))
+        replicas.decode_shares(memoryview(group.message(other)[:cut]))
 
 
 def test_told_reports_count_also_once_the_round_takes_none():
@@ -281,22 +273,22 @@ def _configured(policy):
 
 
 def test_ids_of_assignments_fit_their_column_and_say_their_round():
-    assert assignment_id(KEY, "0123abcd", 7, 1, "phone") == "0123abcd.AAAABwAAAVBI_7L6YHxI52c"
-    given = assignment_id(KEY, "0123abcd", 2**32 - 1, 2**24 - 1, "phone")
+    assert replicas.assignment_id(KEY, "0123abcd", 7, 1, "phone") == "0123abcd.AAAABwAAAVBI_7L6YHxI52c"
+    given = replicas.assignment_id(KEY, "0123abcd", 2**32 - 1, 2**24 - 1, "phone")
     assert len(given) == 32
-    assert maker_of(given) == "0123abcd"
-    assert round_in(KEY, given, "phone") == 2**32 - 1
+    assert replicas.maker_of(given) == "0123abcd"
+    assert replicas.round_in(KEY, given, "phone") == 2**32 - 1
 
 
 def test_forged_ids_and_those_of_other_devices_and_keys_are_nobodys():
-    given = assignment_id(KEY, "0123abcd", 7, 1, "phone")
+    given = replicas.assignment_id(KEY, "0123abcd", 7, 1, "phone")
     replica, text = given.split(".")
     other_round = base64.urlsafe_b64encode(bytes([0, 0, 0, 8]) + base64.urlsafe_b64decode(f"{text}=")[4:])
     same_bytes = text[:-1] + chr(ord(text[-1]) + 1)
     assert base64.urlsafe_b64decode(f"{same_bytes}=") == base64.urlsafe_b64decode(f"{text}=")
-    assert round_in(KEY, given, "phone") == 7
-    assert round_in(KEY, given, "phones") is None
-    assert round_in(bytes([1]) * 32, given, "phone") is None
+    assert replicas.round_in(KEY, given, "phone") == 7
+    assert replicas.round_in(KEY, given, "phones") is None
+    assert replicas.round_in(bytes([1]) * 32, given, "phone") is None
     for forged in (
         f"0123abce.{text}",
         f"{replica}.{other_round.decode().rstrip('=')}",
@@ -307,13 +299,13 @@ def test_forged_ids_and_those_of_other_devices_and_keys_are_nobodys():
         replica,
         "",
     ):
-        assert round_in(KEY, forged, "phone") is None
+        assert replicas.round_in(KEY, forged, "phone") is None
 
 
 def test_only_rounds_in_the_clear_with_the_mean_are_shared():
     plain = TaskSettings(population="phones", goal=8, rounds=1)
-    assert may_share(plain)
-    assert not may_share(TaskSettings(population="phones", goal=8, rounds=1, secagg=Secagg()))
-    assert may_share(TaskSettings(population="phones", goal=8, rounds=1, buffered=Buffered()))
+    assert replicas.may_share(plain)
+    assert not replicas.may_share(TaskSettings(population="phones", goal=8, rounds=1, secagg=Secagg()))
+    assert replicas.may_share(TaskSettings(population="phones", goal=8, rounds=1, buffered=Buffered()))
     median = ClearReports(estimator="median")
-    assert not may_share(TaskSettings(population="phones", goal=8, rounds=1, clear=median))
+    assert not replicas.may_share(TaskSettings(population="phones", goal=8, rounds=1, clear=median))
