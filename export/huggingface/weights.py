@@ -13,6 +13,8 @@ from export.errors import InvalidModel, reason
 
 POOLER = "pooler"
 """A layer between some models and a classifier's head. It may be drawn, as the head may."""
+LEFT_OUT = {POOLER, "decoder"}
+"""Parts of a model that it has for some tasks alone, as Funnel has a decoder."""
 FOREIGN = {
     "adapter_config.json": "of adapters; merge them into their model, and give the folder of that",
     "shard-*-model-*.safetensors": "of a checkpoint by several processes; write it with save_pretrained in one",
@@ -55,7 +57,10 @@ def check_given(folder: str, model: Any, report: Mapping[str, Any], has_head: bo
     base = model.base_model
     parts = {part(name) for name, _ in (*base.named_parameters(), *base.named_modules())} - {POOLER}
     heads = has_head or base is model
-    if strange := [name for name in unused if not heads or part(name) in parts]:
+    within = {
+        name for name in unused if part(name) in parts or (name.startswith(prefix) and part(name) not in LEFT_OUT)
+    }
+    if strange := [name for name in unused if not heads or name in within]:
         raise InvalidModel(f"{folder} has {_some(strange)}, for which {kind} of its config.json has no place")
     return drawn
 

@@ -239,6 +239,10 @@ def test_adapters_are_written_for_the_folder_that_they_were_trained_on_alone(bit
             write(given, values, tmp_path / "written")
 
 
+def prompted(folder):
+    changed(folder, lambda tensors: tensors.update({"bert.prompt.weight": torch.ones(4, 16)}))
+
+
 def whole(folder):
     name = "bert.encoder.layer.0.output.dense.weight"
     changed(folder, lambda tensors: tensors.update({name: (100 * tensors[name]).to(torch.int8)}))
@@ -292,6 +296,7 @@ def fewer(folder):
         (infinite, "encoder.layer.1.output.dense.weight hold a number that is not finite"),
         (twice, "twice: bert.embeddings.word_embeddings.weight in .*, and embeddings.word_embeddings.weight in"),
         (stale, "twice: .* in model-00001-of-00001.safetensors, and .* in model.safetensors; remove one"),
+        (prompted, "has bert.prompt.weight, for which BertForSequenceClassification of its config.json has no place"),
         (whole, "has bert.encoder.layer.0.output.dense.weight in model.safetensors as I8; weights are floating"),
         (whole_bias, "has bert.encoder.layer.0.output.dense.bias in model.safetensors as I8; weights are floating"),
         (elsewhere, "has bert.encoder.layer.0.output.dense.weight in part.safetensors as I8; weights are floating"),
