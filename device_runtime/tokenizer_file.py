@@ -1,6 +1,6 @@
 """The file of a tokenizer, with its expressions: what means the same to devices in every language.
 
-device_runtime/js/src/core/tokenizer-file.ts is the same table. Spec: docs/spec/plan.md §1.3.
+device_runtime/js/src/core/texts/tokenizer-file.ts is the same table. Spec: docs/spec/plan.md §1.3.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 # Expressions of tokenizers: what devices know of them.
 #
 # Devices match in a time that is linear in the text, which needs groups that do not repeat. The same as
-# device_runtime/js/src/core/expression.ts. Spec: docs/spec/plan.md §1.3.
+# device_runtime/js/src/core/texts/expression.ts. Spec: docs/spec/plan.md §1.3.
 
 TOKEN = re.compile(
     r"\\[pP]\{[^}]*\}|\\.|\[(?:\\.|[^\]\\])*\]|\((?:\?(?:i?:|[=!]|.?))?|(?:[*+?]|\{\d+(?:,\d*)?\})[*+?]?|.", re.DOTALL

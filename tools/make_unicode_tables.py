@@ -18,7 +18,7 @@ from pathlib import Path
 import tokenizers
 from tokenizers import Regex, normalizers, pre_tokenizers
 
-PATH = Path(__file__).parents[1] / "device_runtime" / "js" / "src" / "core" / "unicode.ts"
+PATH = Path(__file__).parents[1] / "device_runtime" / "js" / "src" / "core" / "texts" / "unicode.ts"
 CATEGORIES = (
     *("Lu", "Ll", "Lt", "Lm", "Lo", "Mn", "Mc", "Me", "Nd", "Nl", "No", "Pc", "Pd", "Ps", "Pe", "Pi", "Pf", "Po", "Sm"),
     *("Sc", "Sk", "So", "Zs", "Zl", "Zp", "Cc", "Cf", "Co"),

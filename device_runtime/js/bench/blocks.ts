@@ -5,9 +5,9 @@
  */
 
 import type { Bytes } from "../src/core/bytes.ts";
-import type { Engine, OnnxRuntime } from "../src/core/engine.ts";
-import { platformRandom } from "../src/core/primitives.ts";
-import { execute, type Work } from "../src/core/runner.ts";
+import { platformRandom } from "../src/core/cryptography.ts";
+import type { Engine, OnnxRuntime } from "../src/core/plans/engine.ts";
+import { execute, type Work } from "../src/core/plans/runner.ts";
 import { addMasks } from "../src/core/secagg/masking.ts";
 import { pack, type Words } from "../src/core/secagg/packing.ts";
 import { workOf } from "./work.ts";

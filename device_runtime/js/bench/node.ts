@@ -1,9 +1,8 @@
 /** Blocks of work on Node: a line of JSON in, a line of JSON out. Paths of work are folders. */
 
 import { createInterface } from "node:readline";
-import { useWebCrypto } from "../src/core/primitives.ts";
-import { nodeFunctions } from "../src/node/crypto.ts";
-import { nodeEngine } from "../src/node/engine.ts";
+import { useWebCrypto } from "../src/core/cryptography.ts";
+import { nodeEngine, nodeFunctions } from "../src/node/engine.ts";
 import { type Asked, Blocks } from "./blocks.ts";
 import { filesIn } from "./folder.ts";
 

@@ -5,11 +5,11 @@
  */
 
 import type { Bytes } from "../src/core/bytes.ts";
-import { decodeFrozen, decodeVectors } from "../src/core/checkpoint.ts";
-import { type Engine, Graph } from "../src/core/engine.ts";
-import { checkExamples } from "../src/core/examples.ts";
-import { decodePlan } from "../src/core/plan.ts";
-import type { Work } from "../src/core/runner.ts";
+import { decodeFrozen, decodeVectors } from "../src/core/plans/checkpoint.ts";
+import { type Engine, Graph } from "../src/core/plans/engine.ts";
+import { checkExamples } from "../src/core/plans/examples.ts";
+import { decodePlan } from "../src/core/plans/plan.ts";
+import type { Work } from "../src/core/plans/runner.ts";
 import { examplesOf } from "../src/node/npz-arrays.ts";
 
 /** The work in files, with its graphs loaded. read: the bytes of a file by its path. */

@@ -3,7 +3,7 @@
  * The engine is that of the page's own worker.
  */
 
-import { webEngine } from "../src/web/engine.ts";
+import { webEngine } from "../src/web/platform.ts";
 import { type Asked, Blocks } from "./blocks.ts";
 
 const blocks = new Blocks(

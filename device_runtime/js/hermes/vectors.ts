@@ -2,13 +2,12 @@
 
 import "./missing.ts";
 import { parse } from "lossless-json";
-import { noise, permutation, type StreamKey } from "../src/core/batching.ts";
 import { fromHex, hex, utf8 } from "../src/core/bytes.ts";
-import { decodeVectors } from "../src/core/checkpoint.ts";
-import { encode } from "../src/core/codecs.ts";
-import type { Column } from "../src/core/examples.ts";
-import { places } from "../src/core/hold-out.ts";
-import { hkdf, keystream, pairKey, sha256, signingKey, verifies } from "../src/core/primitives.ts";
+import { hkdf, keystream, pairKey, sha256, signingKey, verifies } from "../src/core/cryptography.ts";
+import { decodeVectors } from "../src/core/plans/checkpoint.ts";
+import { encode } from "../src/core/plans/codecs.ts";
+import { type Column, places } from "../src/core/plans/examples.ts";
+import { noise, permutation, type StreamKey } from "../src/core/plans/streams.ts";
 import { Client } from "../src/core/secagg/client.ts";
 import { pack } from "../src/core/secagg/packing.ts";
 import { decodeAnswer } from "../src/core/wire/messages.ts";

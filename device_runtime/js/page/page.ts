@@ -1,7 +1,7 @@
 /** The page by which a person takes part: what it shows, and what its buttons do. */
 
+import { visible } from "../src/core/bytes.ts";
 import { policyOf } from "../src/core/permission/policy.ts";
-import { visible } from "../src/core/visible.ts";
 import { BrowserDevice, type BrowserModel, type Ending, type Owner, type Waking, waking } from "../src/web/device.ts";
 import { Pad } from "./drawing.ts";
 import { ending, entry, read, size, unread } from "./words.ts";

@@ -5,9 +5,9 @@ import type { AddressInfo } from "node:net";
 import { setTimeout as sleep } from "node:timers/promises";
 import { gzipSync } from "node:zlib";
 import { afterEach, expect, test } from "vitest";
+import { platformRandom, signingKey } from "../src/core/cryptography.ts";
 import { BadAnswer, Unreachable } from "../src/core/errors.ts";
 import type { Platform } from "../src/core/platform.ts";
-import { platformRandom, signingKey } from "../src/core/primitives.ts";
 import { type Call, send } from "../src/core/protocol/call.ts";
 
 const platform = { fetch, random: platformRandom } as unknown as Platform;

@@ -5,7 +5,7 @@ import { tmpdir } from "node:os";
 import { dirname, join } from "node:path";
 import { fileURLToPath } from "node:url";
 import { afterEach, beforeEach, expect, test, vi } from "vitest";
-import { visible } from "../src/core/visible.ts";
+import { visible } from "../src/core/bytes.ts";
 import { main } from "../src/node/command.ts";
 
 const HERE = fileURLToPath(import.meta.url);

@@ -2,9 +2,9 @@
 
 import { afterAll, beforeAll, describe, expect, test } from "vitest";
 import { fromHex, hex, utf8 } from "../src/core/bytes.ts";
-import type { Suite } from "../src/core/crypto/suite.ts";
-import * as primitives from "../src/core/primitives.ts";
-import { nodeFunctions } from "../src/node/crypto.ts";
+import type { Suite } from "../src/core/cryptography.ts";
+import * as primitives from "../src/core/cryptography.ts";
+import { nodeFunctions } from "../src/node/engine.ts";
 import { type Vector, vectors } from "./vectors.ts";
 
 const known = vectors("secagg/known_answers.json");

@@ -2,20 +2,25 @@
 
 import { zipSync } from "fflate";
 import { expect, test } from "vitest";
-import { type Bytes, fromHex, utf8 } from "../src/core/bytes.ts";
-import { decodeVectors } from "../src/core/checkpoint.ts";
+import { type Bytes, checked, fromHex, parseJson, utf8 } from "../src/core/bytes.ts";
 import { ConfigError, FormatError, PlanRefused, StateDamaged } from "../src/core/errors.ts";
-import { ExamplesError } from "../src/core/examples.ts";
-import { checked, parseJson } from "../src/core/json.ts";
-import { AssignmentKeeper } from "../src/core/kept-assignment.ts";
-import { checkGraph } from "../src/core/onnx-check.ts";
+import { AssignmentKeeper } from "../src/core/kept/sessions.ts";
 import { policyOf } from "../src/core/permission/policy.ts";
-import { decodePlan } from "../src/core/plan.ts";
-import { verifiedEntry, verifiedHead, verifiedRelease, verifyPlan } from "../src/core/release.ts";
+import { decodeVectors } from "../src/core/plans/checkpoint.ts";
+import { ExamplesError } from "../src/core/plans/examples.ts";
+import { checkGraph } from "../src/core/plans/onnx-check.ts";
+import { decodePlan } from "../src/core/plans/plan.ts";
 import { SecaggError } from "../src/core/secagg/errors.ts";
 import { checkCredential } from "../src/core/secagg/roster.ts";
-import { follow, successionSchema } from "../src/core/succession.ts";
 import { type Assignment, decodeAnswer } from "../src/core/wire/messages.ts";
+import {
+  follow,
+  successionSchema,
+  verifiedEntry,
+  verifiedHead,
+  verifiedRelease,
+  verifyPlan,
+} from "../src/core/wire/statements.ts";
 import { examplesOf } from "../src/node/npz-arrays.ts";
 import { type ErrorKind, PATIENCE_MS, refusals, TIMES } from "./damage.ts";
 import { MemoryStore } from "./memory-store.ts";

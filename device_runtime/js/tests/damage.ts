@@ -2,7 +2,7 @@
 
 import { expect } from "vitest";
 import type { Bytes } from "../src/core/bytes.ts";
-import { philox } from "../src/core/philox.ts";
+import { philox } from "../src/core/plans/streams.ts";
 
 export const TIMES = Number(process.env["MUSTER_FUZZ"] ?? 300);
 /** The longest time of one such test, in milliseconds. */

@@ -2,14 +2,13 @@
 
 import { expect, test } from "vitest";
 import { base64 } from "../src/core/bytes.ts";
+import { platformRandom } from "../src/core/cryptography.ts";
 import { PolicyForbids } from "../src/core/errors.ts";
 import { policyOf } from "../src/core/permission/policy.ts";
-import type { Platform } from "../src/core/platform.ts";
-import { platformRandom } from "../src/core/primitives.ts";
+import { keptSigningKey, type Platform } from "../src/core/platform.ts";
+import { keyText } from "../src/core/protocol/call.ts";
 import { deviceKeys, Enrolments } from "../src/core/protocol/enrolment.ts";
 import { Transport } from "../src/core/protocol/transport.ts";
-import { keptSigningKey } from "../src/core/signing-keys.ts";
-import { keyText } from "../src/core/wire/signatures.ts";
 import { MemoryStore } from "./memory-store.ts";
 
 test("an authority without TLS is not asked where the policy demands TLS", async () => {

@@ -1,21 +1,27 @@
 /** Messages, plans, checkpoints, reports and statements are read and written as in Python. */
 
 import { expect, test } from "vitest";
-import { base64, concat, fromBase64, fromHex, hex, u64, utf8 } from "../src/core/bytes.ts";
-import { decodeVectors, encodeVector, vectorDigest } from "../src/core/checkpoint.ts";
-import { type Codec, codedSize, encode } from "../src/core/codecs.ts";
+import { base64, checked, concat, fromBase64, fromHex, hex, parseJson, u64, utf8 } from "../src/core/bytes.ts";
+import { sha256, signingKey } from "../src/core/cryptography.ts";
 import { FormatError, NonFiniteReport, PlanRefused } from "../src/core/errors.ts";
-import { checked, parseJson } from "../src/core/json.ts";
-import * as masking from "../src/core/masking.ts";
-import { checkGraph } from "../src/core/onnx-check.ts";
-import { decodePlan, decodeTraining, PREDICT, parameterCount } from "../src/core/plan.ts";
-import { sha256, signingKey } from "../src/core/primitives.ts";
-import { digestOf, verifiedEntry, verifiedHead, verifiedRelease, verifyPlan } from "../src/core/release.ts";
-import { concatenate, reportSize, weigh } from "../src/core/report.ts";
+import { decodeVectors, encodeVector, vectorDigest } from "../src/core/plans/checkpoint.ts";
+import { type Codec, codedSize, encode } from "../src/core/plans/codecs.ts";
+import { checkGraph } from "../src/core/plans/onnx-check.ts";
+import { decodePlan, decodeTraining, PREDICT, parameterCount } from "../src/core/plans/plan.ts";
+import { concatenate, reportSize, weigh } from "../src/core/plans/report.ts";
+import { deviceId, keyText, signatureBase, signatureFields } from "../src/core/protocol/call.ts";
+import * as masking from "../src/core/protocol/secure.ts";
 import { noiseOf } from "../src/core/secagg/packing.ts";
-import { follow, successionSchema } from "../src/core/succession.ts";
 import { decodeAnswer } from "../src/core/wire/messages.ts";
-import { deviceId, keyText, signatureBase, signatureFields } from "../src/core/wire/signatures.ts";
+import {
+  digestOf,
+  follow,
+  successionSchema,
+  verifiedEntry,
+  verifiedHead,
+  verifiedRelease,
+  verifyPlan,
+} from "../src/core/wire/statements.ts";
 import { bytesOf, floats, type Vector, values, vectors } from "./vectors.ts";
 
 const device = vectors("device.json");

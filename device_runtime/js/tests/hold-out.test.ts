@@ -2,9 +2,8 @@
 
 import { expect, test } from "vitest";
 import { fromHex, utf8 } from "../src/core/bytes.ts";
-import { checkExamples, type Examples, ExamplesError, KINDS } from "../src/core/examples.ts";
-import { onSide } from "../src/core/hold-out.ts";
-import { decodePlan, type Plan } from "../src/core/plan.ts";
+import { checkExamples, type Examples, ExamplesError, KINDS, onSide } from "../src/core/plans/examples.ts";
+import { decodePlan, type Plan } from "../src/core/plans/plan.ts";
 import { bytesOf, type Vector, vectors } from "./vectors.ts";
 
 const { hold_outs, plan: planVector } = vectors("device.json");

@@ -3,8 +3,7 @@
 import { expect, test, vi } from "vitest";
 import { Refused } from "../src/core/errors.ts";
 import type { Platform } from "../src/core/platform.ts";
-import { Hold } from "../src/core/protocol/hold.ts";
-import type { Transport } from "../src/core/protocol/transport.ts";
+import { Hold, type Transport } from "../src/core/protocol/transport.ts";
 import type { Assignment } from "../src/core/wire/messages.ts";
 
 test.each(["no-longer-needed", "too-stale"])("work stops once the coordinator says %s", async (reason) => {

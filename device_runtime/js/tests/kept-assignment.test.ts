@@ -3,7 +3,7 @@
 import { expect, test } from "vitest";
 import { utf8 } from "../src/core/bytes.ts";
 import { StateDamaged } from "../src/core/errors.ts";
-import { AssignmentKeeper } from "../src/core/kept-assignment.ts";
+import { AssignmentKeeper } from "../src/core/kept/sessions.ts";
 import { type Assignment, decodeAnswer } from "../src/core/wire/messages.ts";
 import { MemoryStore } from "./memory-store.ts";
 import { vectors } from "./vectors.ts";

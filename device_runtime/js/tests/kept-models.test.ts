@@ -1,7 +1,7 @@
 /** What a device keeps of the models of its apps, and what it states of them. */
 
 import { expect, test } from "vitest";
-import { ModelKeeper, statedVersions } from "../src/core/kept-models.ts";
+import { ModelKeeper, statedVersions } from "../src/core/kept/models.ts";
 import { MemoryStore } from "./memory-store.ts";
 
 const coordinator = new URL("http://127.0.0.1:1");

@@ -7,11 +7,11 @@
 
 import { flushCompileCache } from "node:module";
 import { createInterface } from "node:readline";
-import { Device } from "../src/core/device.ts";
 import { DeviceError } from "../src/core/errors.ts";
-import type { Model } from "../src/core/model.ts";
-import type { Columns, Inputs } from "../src/core/model-version.ts";
+import type { Model } from "../src/core/models/model.ts";
+import type { Columns, Inputs } from "../src/core/models/version.ts";
 import { policyOf } from "../src/core/permission/policy.ts";
+import { Device } from "../src/core/sessions/device.ts";
 import { NodePlatform, NpzExamples } from "../src/node/device.ts";
 
 interface Order {
@@ -53,7 +53,7 @@ process.exit(0);
 async function open({ state = "", url = "", policy = {} }: Order): Promise<void> {
   platform = new NodePlatform(state, new NpzExamples(`${state}/../examples.npz`));
   if (steps === "web") {
-    const { webEngine } = await import("../src/web/engine.ts");
+    const { webEngine } = await import("../src/web/platform.ts");
     Object.assign(platform, { engine: webEngine });
   } else if (steps !== undefined) {
     endAfter(Number(steps));

@@ -7,9 +7,9 @@
 import { writeFile } from "node:fs/promises";
 import { join } from "node:path";
 import { filesIn } from "../bench/folder.ts";
-import { decodeVectors, encodeVector } from "../src/core/checkpoint.ts";
-import { Graph } from "../src/core/engine.ts";
-import { decodePlan, PREDICT, parameterCount } from "../src/core/plan.ts";
+import { decodeVectors, encodeVector } from "../src/core/plans/checkpoint.ts";
+import { Graph } from "../src/core/plans/engine.ts";
+import { decodePlan, PREDICT, parameterCount } from "../src/core/plans/plan.ts";
 import { nodeEngine } from "../src/node/engine.ts";
 import { examplesOf } from "../src/node/npz-arrays.ts";
 

@@ -1,8 +1,9 @@
 /** Questions: the count of a week, and the words for a device's owner. */
 
 import { expect, test } from "vitest";
-import { NOTHING_YET } from "../src/core/outcome.ts";
-import { answersOf, countAnswer, toldOf } from "../src/core/questions.ts";
+import { NOTHING_YET } from "../src/core/kept/sessions.ts";
+import { answersOf, countAnswer } from "../src/core/permission/guard.ts";
+import { toldOf } from "../src/core/sessions/session.ts";
 import { MemoryStore } from "./memory-store.ts";
 
 const WEEK_S = 7 * 86_400;

@@ -2,9 +2,9 @@
 
 import { expect, test } from "vitest";
 import { utf8 } from "../src/core/bytes.ts";
-import { vectorDigest } from "../src/core/checkpoint.ts";
 import { PlanRefused } from "../src/core/errors.ts";
 import { checkModel } from "../src/core/permission/releases.ts";
+import { vectorDigest } from "../src/core/plans/checkpoint.ts";
 import type { Assignment } from "../src/core/wire/messages.ts";
 
 const [TRAINS, EVALUATES] = ["a".repeat(64), "b".repeat(64)];

@@ -1,14 +1,14 @@
 /** The runner gives Python's report, bit for bit, and refuses what it must before anything runs. */
 
 import { expect, test, vi } from "vitest";
-import { noise } from "../src/core/batching.ts";
 import { fromHex, hex, utf8 } from "../src/core/bytes.ts";
-import { Graph, type Tensors } from "../src/core/engine.ts";
 import { DeadlinePassed, NonFiniteReport, PlanRefused } from "../src/core/errors.ts";
-import { checkExamples, type Examples, ExamplesError } from "../src/core/examples.ts";
-import { checkGraph } from "../src/core/onnx-check.ts";
-import { batchBytes, decodePlan } from "../src/core/plan.ts";
-import { execute, type Work } from "../src/core/runner.ts";
+import { Graph, type Tensors } from "../src/core/plans/engine.ts";
+import { checkExamples, type Examples, ExamplesError } from "../src/core/plans/examples.ts";
+import { checkGraph } from "../src/core/plans/onnx-check.ts";
+import { batchBytes, decodePlan } from "../src/core/plans/plan.ts";
+import { execute, type Work } from "../src/core/plans/runner.ts";
+import { noise } from "../src/core/plans/streams.ts";
 import { nodeEngine } from "../src/node/engine.ts";
 import { bytesOf, floats, type Vector, vectors } from "./vectors.ts";
 

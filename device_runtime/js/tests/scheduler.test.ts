@@ -1,11 +1,11 @@
 /** The scheduler: when a device comes back, also after a restart. */
 
 import { expect, test } from "vitest";
-import { NOTHING_YET, type Outcome } from "../src/core/outcome.ts";
+import { NOTHING_YET, type Outcome } from "../src/core/kept/sessions.ts";
 import { policyOf } from "../src/core/permission/policy.ts";
 import type { Platform } from "../src/core/platform.ts";
-import { drawnS, runForever, runIfDue } from "../src/core/scheduler.ts";
-import type { SessionConfig } from "../src/core/session.ts";
+import { drawnS, runForever, runIfDue } from "../src/core/sessions/scheduler.ts";
+import type { SessionConfig } from "../src/core/sessions/session.ts";
 import { MemoryStore } from "./memory-store.ts";
 
 const policy = policyOf({ require_https: true }); // so that no session calls anybody

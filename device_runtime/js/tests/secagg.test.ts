@@ -9,21 +9,15 @@ import {
   sha256,
   signingKey,
   useWebCrypto,
-} from "../src/core/primitives.ts";
-import { adderInJavaScript, CHUNK_BYTES, newAdder } from "../src/core/secagg/adder.ts";
+} from "../src/core/cryptography.ts";
 import { Client } from "../src/core/secagg/client.ts";
-import { decodeState } from "../src/core/secagg/client-state.ts";
 import * as errors from "../src/core/secagg/errors.ts";
-import { acceptInvitation } from "../src/core/secagg/invite.ts";
-import { agree } from "../src/core/secagg/keys.ts";
-import { addMasks } from "../src/core/secagg/masking.ts";
-import { Skellam } from "../src/core/secagg/noise.ts";
-import { pack } from "../src/core/secagg/packing.ts";
-import { checkParameters, leastHonest } from "../src/core/secagg/parameters.ts";
+import { acceptInvitation, checkParameters, leastHonest } from "../src/core/secagg/invite.ts";
+import { agree, PRIME, split } from "../src/core/secagg/keys.ts";
+import { adderInJavaScript, addMasks, CHUNK_BYTES, newAdder } from "../src/core/secagg/masking.ts";
+import { pack, Skellam } from "../src/core/secagg/packing.ts";
 import { checkRoster, decodeRoster, type RosterEntry } from "../src/core/secagg/roster.ts";
-import type { SessionInput } from "../src/core/secagg/session.ts";
-import { PRIME, split } from "../src/core/secagg/shamir.ts";
-import { included, openBoxes } from "../src/core/secagg/sharing.ts";
+import { decodeState, included, openBoxes, type SessionInput } from "../src/core/secagg/states.ts";
 import { PATIENCE_MS, refusals, TIMES } from "./damage.ts";
 import { bytesOf, type Vector, values, vectors } from "./vectors.ts";
 

@@ -2,13 +2,11 @@
 
 import { afterAll, beforeAll, expect, test } from "vitest";
 import { type Bytes, fromHex, hex, utf8 } from "../src/core/bytes.ts";
-import { encodeVector } from "../src/core/checkpoint.ts";
-import { UNKNOWN } from "../src/core/conditions.ts";
+import { platformRandom, sha256 } from "../src/core/cryptography.ts";
 import { policyOf } from "../src/core/permission/policy.ts";
-import type { Platform } from "../src/core/platform.ts";
-import { platformRandom, sha256 } from "../src/core/primitives.ts";
-import { runSession } from "../src/core/session.ts";
-import { keptSigningKey } from "../src/core/signing-keys.ts";
+import { encodeVector } from "../src/core/plans/checkpoint.ts";
+import { keptSigningKey, type Platform, UNKNOWN } from "../src/core/platform.ts";
+import { runSession } from "../src/core/sessions/session.ts";
 import { nodeEngine } from "../src/node/engine.ts";
 import { damaged, PATIENCE_MS, TIMES } from "./damage.ts";
 import { MemoryStore } from "./memory-store.ts";

@@ -1,9 +1,11 @@
 /** Orders and noise are Python's, and batches visit what the specification says. */
 
 import { expect, test } from "vitest";
-import { argsort, type Batches, batches, noise, permutation, type StreamKey, stepCount } from "../src/core/batching.ts";
 import { fromHex, hex } from "../src/core/bytes.ts";
-import { sha256 } from "../src/core/primitives.ts";
+import { sha256 } from "../src/core/cryptography.ts";
+import { stepCount } from "../src/core/plans/plan.ts";
+import { type Batches, batches } from "../src/core/plans/runner.ts";
+import { argsort, noise, permutation, type StreamKey } from "../src/core/plans/streams.ts";
 import { bytesOf, type Vector, vectors } from "./vectors.ts";
 
 function keyOf(one: Vector): StreamKey {

@@ -2,11 +2,10 @@
 
 import { expect, test } from "vitest";
 import { concat, utf8 } from "../src/core/bytes.ts";
-import type { Examples } from "../src/core/examples.ts";
-import { decodePlan, keptRefs, type Plan } from "../src/core/plan.ts";
-import { tokenized, tokensOf } from "../src/core/texts.ts";
-import { isolated, Tokenizer } from "../src/core/tokenizer.ts";
-import { Work } from "../src/core/work.ts";
+import type { Examples } from "../src/core/plans/examples.ts";
+import { decodePlan, keptRefs, type Plan } from "../src/core/plans/plan.ts";
+import { Work } from "../src/core/texts/characters.ts";
+import { isolated, Tokenizer, tokenized, tokensOf } from "../src/core/texts/tokenizer.ts";
 import { stacked, withoutZeros } from "../src/web/examples.ts";
 import { type Vector, vectors } from "./vectors.ts";
 

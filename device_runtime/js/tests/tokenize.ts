@@ -3,8 +3,8 @@
  */
 
 import { readFileSync } from "node:fs";
-import { Tokenizer } from "../src/core/tokenizer.ts";
-import { Work } from "../src/core/work.ts";
+import { Work } from "../src/core/texts/characters.ts";
+import { Tokenizer } from "../src/core/texts/tokenizer.ts";
 
 const { files, texts } = JSON.parse(readFileSync(0, "utf8"));
 const ids = files.map((file: unknown) => {

@@ -8,9 +8,9 @@ import { writeFile } from "node:fs/promises";
 import { join } from "node:path";
 import { filesIn } from "../bench/folder.ts";
 import { workOf } from "../bench/work.ts";
-import { encodeVector } from "../src/core/checkpoint.ts";
-import { weigh } from "../src/core/report.ts";
-import { execute } from "../src/core/runner.ts";
+import { encodeVector } from "../src/core/plans/checkpoint.ts";
+import { weigh } from "../src/core/plans/report.ts";
+import { execute } from "../src/core/plans/runner.ts";
 import { nodeEngine } from "../src/node/engine.ts";
 
 /** Train on what a folder holds. */

@@ -3,9 +3,9 @@
 import { readFileSync } from "node:fs";
 import { expect, test } from "vitest";
 import { ending, entry, size } from "../page/words.ts";
-import { UNKNOWN } from "../src/core/conditions.ts";
 import * as errors from "../src/core/errors.ts";
-import { NOTHING_YET, sessionsIn, writeJournal, writeRemark } from "../src/core/outcome.ts";
+import { NOTHING_YET, sessionsIn, writeJournal, writeRemark } from "../src/core/kept/sessions.ts";
+import { UNKNOWN } from "../src/core/platform.ts";
 import { allowed, unmetered } from "../src/web/conditions.ts";
 import { heldTo, retained } from "../src/web/examples.ts";
 import { MemoryStore } from "./memory-store.ts";

@@ -1,4 +1,8 @@
-/** Bytes: joined, compared, read and written as integers and as text. */
+/** Bytes, texts and JSON: joined, compared, decoded, and what comes from others checked before it is used or shown. */
+
+import { isSafeNumber, parse } from "lossless-json";
+import * as v from "valibot";
+import { FormatError } from "./errors.ts";
 
 export type Bytes = Uint8Array<ArrayBuffer>;
 
@@ -133,4 +137,85 @@ export function fromBase64url(letters: string): Bytes {
 /** The number of bits of a whole number below 2^32, without leading zeros. */
 export function bitLength(value: number): number {
   return 32 - Math.clz32(value);
+}
+
+// Controls, overrides of direction, spaces but the plain one, and letters and marks that have no width or no ink.
+const UNSEEN =
+  /(?! )[\p{C}\p{Z}\u115f\u1160\u2800\u3164\uffa0]|\u034f|[\u17b4-\u17b5]|[\u180b-\u180d]|\u180f|[\ufe00-\ufe0f]|[\u{e0100}-\u{e01ef}]/gu;
+
+/** A text as one line that is safe to show: all but letters, marks, numbers, signs and plain spaces is escaped as in
+ * JSON.
+ *
+ * A JSON document keeps its meaning.
+ */
+export function visible(text: string): string {
+  return text.replace(UNSEEN, (letter) => letter.split("").map(escaped).join(""));
+}
+
+function escaped(unit: string): string {
+  return `\\u${unit.charCodeAt(0).toString(16).padStart(4, "0")}`;
+}
+
+const MOST_SHOWN = 500;
+
+/** A foreign text that is safe to keep and print: made visible, and not too long. */
+export function plain(text: string): string {
+  return visible(text.slice(0, MOST_SHOWN)).slice(0, MOST_SHOWN);
+}
+
+/** An integer of 0 or more that a number holds exactly: sizes, counts. */
+export const count = v.pipe(v.number(), v.integer(), v.minValue(0), v.maxValue(Number.MAX_SAFE_INTEGER));
+/** A number that is finite. JSON has no others. */
+export const finite = v.pipe(v.number(), v.finite());
+/** An integer from 0 to 2^63 − 1; a number is exact only up to 2^53. */
+export const wide = v.pipe(
+  v.union([count, v.bigint()]),
+  v.transform((integer) => BigInt(integer)),
+  v.minValue(0n),
+  v.maxValue((1n << 63n) - 1n),
+);
+/** A SHA-256 in hex. */
+export const digest = v.pipe(v.string(), v.regex(/^[0-9a-f]{64}$/));
+
+/** Bytes in base64, of a fixed size where one is given. */
+export function bytes(size?: number) {
+  const spelled = v.pipe(
+    v.string(),
+    v.rawTransform<string, Bytes>(({ dataset, addIssue, NEVER }) => {
+      try {
+        return fromBase64(dataset.value);
+      } catch (error) {
+        addIssue({ message: String(error) });
+        return NEVER;
+      }
+    }),
+  );
+  return v.pipe(
+    spelled,
+    v.check((data) => size === undefined || data.length === size, `not ${size} bytes`),
+  );
+}
+
+/** The value of JSON text; an integer that a number would round is a bigint. Throws FormatError, calling it `noun`. */
+export function parseJson(data: Bytes | string, noun: string): unknown {
+  try {
+    return parse(typeof data === "string" ? data : text(data), null, exact);
+  } catch (error) {
+    throw new FormatError(`malformed ${noun}: ${String(error)}`);
+  }
+}
+
+/** A value checked against a schema. Throws FormatError naming the wrong member. */
+export function checked<S extends v.GenericSchema>(schema: S, value: unknown, noun: string): v.InferOutput<S> {
+  const found = v.safeParse(schema, value, { abortEarly: true });
+  if (found.success) {
+    return found.output;
+  }
+  const [issue] = found.issues;
+  throw new FormatError(`malformed ${noun}: ${issue.message} at ${v.getDotPath(issue) ?? "the top"}`);
+}
+
+/** Integers of 64 bits at most stay exact: a message of megabytes of digits would take seconds to read as a bigint. */
+function exact(digits: string): number | bigint {
+  return /^-?[0-9]{1,20}$/.test(digits) && !isSafeNumber(digits) ? BigInt(digits) : Number(digits);
 }

@@ -3,17 +3,16 @@
  * @module device
  */
 
-export type { Conditions } from "./conditions.ts";
-export { Device } from "./device.ts";
-export type { Engine, OnnxRuntime } from "./engine.ts";
+export { platformRandom, useWebCrypto } from "./cryptography.ts";
 export * from "./errors.ts";
-export { type Column, type ExampleSource, type Examples, ExamplesError, type Values } from "./examples.ts";
-export type { Model } from "./model.ts";
-export type { Personalised } from "./model-training.ts";
-export type { Columns, Inputs } from "./model-version.ts";
-export type { Outcome } from "./outcome.ts";
+export type { Outcome } from "./kept/sessions.ts";
+export type { Model } from "./models/model.ts";
+export type { Personalised } from "./models/personal.ts";
+export type { Columns, Inputs } from "./models/version.ts";
 export { type Policy, policyOf } from "./permission/policy.ts";
-export type { BlobCache, Platform, Store } from "./platform.ts";
-export { platformRandom, useWebCrypto } from "./primitives.ts";
-export { runForever } from "./scheduler.ts";
-export { runSession, type SessionConfig } from "./session.ts";
+export type { Engine, OnnxRuntime } from "./plans/engine.ts";
+export { type Column, type ExampleSource, type Examples, ExamplesError, type Values } from "./plans/examples.ts";
+export type { BlobCache, Conditions, Platform, Store } from "./platform.ts";
+export { Device } from "./sessions/device.ts";
+export { runForever } from "./sessions/scheduler.ts";
+export { runSession, type SessionConfig } from "./sessions/session.ts";

@@ -1,11 +1,10 @@
 /** The platform of a device: storage, network, clock, randomness, engine and examples. The core imports none. */
 
-import type { Bytes } from "./bytes.ts";
-import type { Conditions } from "./conditions.ts";
-import type { Engine } from "./engine.ts";
+import { type Bytes, base64, fromBase64 } from "./bytes.ts";
+import { platformRandom, type RandomSource, type SigningKey, signingKey } from "./cryptography.ts";
 import { StateDamaged } from "./errors.ts";
-import type { ExampleSource } from "./examples.ts";
-import type { RandomSource, SigningKey } from "./primitives.ts";
+import type { Engine } from "./plans/engine.ts";
+import type { ExampleSource } from "./plans/examples.ts";
 
 /** Texts by key that survive restarts. They hold private keys and other devices' shares: protect them like a key. */
 export interface Store {
@@ -74,4 +73,37 @@ export interface Platform {
   readonly sleep: (seconds: number) => Promise<void>;
   /** The machine's memory in bytes; null when it is not known. */
   readonly memoryBytes: number | null;
+}
+
+/** One reading of a device; null means unknown. `battery` is a fraction. */
+export interface Conditions {
+  readonly charging: boolean | null;
+  readonly idle: boolean | null;
+  readonly unmetered: boolean | null;
+  readonly battery: number | null;
+  readonly freeStorageBytes: number | null;
+}
+
+/** A device that knows none of its conditions. */
+export const UNKNOWN: Conditions = {
+  charging: null,
+  idle: null,
+  unmetered: null,
+  battery: null,
+  freeStorageBytes: null,
+};
+
+const KEY_BYTES = 32;
+
+/** The key of that name, made at the first call. Throws StateDamaged when what is kept is no key. */
+export async function keptSigningKey(store: Store, name: string): Promise<SigningKey> {
+  const place = `key:${name}`;
+  const kept = await store.get(place);
+  const secret = kept ?? base64(platformRandom(KEY_BYTES));
+  if (kept === null) await store.write({ [place]: secret });
+  try {
+    return await signingKey(fromBase64(secret));
+  } catch (error) {
+    throw new StateDamaged(`a key of this device cannot be read: ${String(error)}`);
+  }
 }

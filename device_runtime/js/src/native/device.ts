@@ -1,19 +1,30 @@
 /** A device in React Native, made from the modules that an app provides. Never run on a phone: docs/phones.md.
  *
+ * The system runs sessions in the background when it finds it convenient: WorkManager on Android, BGProcessing on iOS. It
+ * may stop the app in mid-session. Nothing has to be done then: what a session owes is in the store, and the next one
+ * finishes it or gives it up.
+ *
  * @module native
  */
 
-import type { ExampleSource } from "../core/examples.ts";
+import type { RandomSource } from "../core/cryptography.ts";
+import type { ExampleSource } from "../core/plans/examples.ts";
 import type { Platform } from "../core/platform.ts";
-import type { RandomSource } from "../core/primitives.ts";
-import { phoneConditions } from "./conditions.ts";
-import { nativeEngine } from "./engine.ts";
-import { FileBlobs, Folder } from "./files.ts";
-import type { BatteryModule, Database, FileSystem, NativeOrt, NetInfo, SecureStore } from "./modules.ts";
-import { Keychain, SealedStore } from "./store.ts";
+import type {
+  BackgroundModules,
+  BatteryModule,
+  Database,
+  FileSystem,
+  NativeOrt,
+  NetInfo,
+  SecureStore,
+} from "./modules.ts";
+import { nativeEngine, phoneConditions } from "./platform.ts";
+import { FileBlobs, Folder, Keychain, SealedStore } from "./storage.ts";
 
-export { allowSessions, defineSessions, forbidSessions } from "./background.ts";
 export type * from "./modules.ts";
+
+import type { Outcome } from "../core/kept/sessions.ts";
 
 /** The modules that an app provides. */
 export interface PhoneModules {
@@ -48,4 +59,26 @@ export async function phonePlatform(modules: PhoneModules): Promise<Platform> {
     sleep: (seconds) => new Promise((resolve) => setTimeout(resolve, 1000 * seconds)),
     memoryBytes: null,
   };
+}
+
+const TASK = "muster-session";
+const LEAST_MINUTES = 15;
+
+/** Let the system run sessions. Call it where the app starts, outside of components: the system starts the app for it. */
+export function defineSessions({ tasks, background }: BackgroundModules, session: () => Promise<Outcome>): void {
+  const { Success, Failed } = background.BackgroundTaskResult;
+  tasks.defineTask(TASK, async () => {
+    const { outcome } = await session();
+    return outcome === "failed" ? Failed : Success;
+  });
+}
+
+/** Ask for sessions no more often than every so many minutes, 15 at least. The person's consent comes first. */
+export async function allowSessions({ background }: BackgroundModules, minutes = LEAST_MINUTES): Promise<void> {
+  await background.registerTaskAsync(TASK, { minimumInterval: Math.max(minutes, LEAST_MINUTES) });
+}
+
+/** Ask for no more sessions. */
+export async function forbidSessions({ tasks, background }: BackgroundModules): Promise<void> {
+  if (await tasks.isTaskRegisteredAsync(TASK)) await background.unregisterTaskAsync(TASK);
 }

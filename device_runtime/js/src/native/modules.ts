@@ -5,7 +5,7 @@
  */
 
 import type { InferenceSession } from "onnxruntime-common";
-import type { OnnxRuntime } from "../core/engine.ts";
+import type { OnnxRuntime } from "../core/plans/engine.ts";
 
 /** onnxruntime-react-native: a session reads its graph from a file. */
 export interface NativeOrt {

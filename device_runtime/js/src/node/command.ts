@@ -3,12 +3,12 @@
 import { existsSync, readdirSync, readFileSync, statSync } from "node:fs";
 import { join } from "node:path";
 import { parseArgs } from "node:util";
+import { visible } from "../core/bytes.ts";
 import { ConfigError, DeviceError } from "../core/errors.ts";
-import type { Outcome } from "../core/outcome.ts";
+import type { Outcome } from "../core/kept/sessions.ts";
 import { policyOf } from "../core/permission/policy.ts";
-import { runForever } from "../core/scheduler.ts";
-import { runSession, type SessionConfig } from "../core/session.ts";
-import { visible } from "../core/visible.ts";
+import { runForever } from "../core/sessions/scheduler.ts";
+import { runSession, type SessionConfig } from "../core/sessions/session.ts";
 import type { NodePlatform } from "./device.ts";
 import { isExamples } from "./npz.ts";
 

@@ -5,13 +5,10 @@
 
 import { totalmem } from "node:os";
 import { setTimeout as sleepMs } from "node:timers/promises";
-import { UNKNOWN } from "../core/conditions.ts";
-import type { ExampleSource } from "../core/examples.ts";
-import type { Platform } from "../core/platform.ts";
-import { platformRandom, useWebCrypto } from "../core/primitives.ts";
-import { keptSigningKey } from "../core/signing-keys.ts";
-import { nodeFunctions } from "./crypto.ts";
-import { nodeEngine } from "./engine.ts";
+import { platformRandom, useWebCrypto } from "../core/cryptography.ts";
+import type { ExampleSource } from "../core/plans/examples.ts";
+import { keptSigningKey, type Platform, UNKNOWN } from "../core/platform.ts";
+import { nodeEngine, nodeFunctions } from "./engine.ts";
 import { FileBlobs, SqliteStore } from "./store.ts";
 
 export { NpzExamples } from "./npz.ts";

@@ -6,7 +6,7 @@
 
 import { createInterface } from "node:readline";
 import { policyOf } from "../core/permission/policy.ts";
-import { runSession } from "../core/session.ts";
+import { runSession } from "../core/sessions/session.ts";
 import { NodePlatform, NpzExamples } from "./device.ts";
 
 /** A session to start; Python's `simulator.fleet.fork_server.Start` has more. */

@@ -1,7 +1,7 @@
 /** Arrays in NumPy's `.npz` format, decoded: one array per field, whose first axis counts examples. */
 
 import { unzipSync } from "fflate";
-import { type Column, type Examples, ExamplesError, type Values } from "../core/examples.ts";
+import { type Column, type Examples, ExamplesError, type Values } from "../core/plans/examples.ts";
 
 const MAGIC = "\x93NUMPY";
 const HEADER = /'descr': '([^']+)', 'fortran_order': (False|True), 'shape': \(([\d, ]*)\)/;

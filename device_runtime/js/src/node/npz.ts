@@ -2,7 +2,7 @@
 
 import { readdir, readFile, stat } from "node:fs/promises";
 import { basename, join } from "node:path";
-import { type ExampleSource, type Examples, ExamplesError } from "../core/examples.ts";
+import { type ExampleSource, type Examples, ExamplesError } from "../core/plans/examples.ts";
 import { examplesOf } from "./npz-arrays.ts";
 
 const SUFFIX = ".npz";

@@ -7,15 +7,11 @@
 
 import { StateInUse } from "../core/errors.ts";
 import { policyOf } from "../core/permission/policy.ts";
-import { runIfDue } from "../core/scheduler.ts";
-import { untilPages } from "./background.ts";
+import { runIfDue } from "../core/sessions/scheduler.ts";
 import { readConditions } from "./conditions.ts";
-import { openDatabase } from "./database.ts";
-import { keptOwner } from "./owner.ts";
-import { alone } from "./pages.ts";
+import { alone, untilPages } from "./pages.ts";
 import { webPlatform } from "./platform.ts";
-import { IndexedDbStore } from "./store.ts";
-import type { Target } from "./target.ts";
+import { IndexedDbStore, keptOwner, openDatabase, type Target } from "./storage.ts";
 
 const WAIT_S = 30;
 /** Chromium ends a woken service worker after three minutes. Unfinished work is given up in time before that. */

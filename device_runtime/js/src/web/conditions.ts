@@ -1,7 +1,7 @@
 /** Conditions of a browser: what it tells of battery, network and storage, and under which its owner lets it work. */
 
-import type { Conditions } from "../core/conditions.ts";
 import { PolicyForbids } from "../core/errors.ts";
+import type { Conditions } from "../core/platform.ts";
 
 /** A part of the Battery Status API, which only some browsers have. */
 interface Battery {

@@ -3,34 +3,35 @@
  * @module web
  */
 
-import type { Conditions } from "../core/conditions.ts";
-import { AssignmentKeeper } from "../core/kept-assignment.ts";
-import { type Entry, sessionsIn } from "../core/outcome.ts";
-import { decodePlan, parameterCount } from "../core/plan.ts";
-import { IDENTITY } from "../core/platform.ts";
-import { reportSize } from "../core/report.ts";
-import { Background, waking } from "./background.ts";
+import { AssignmentKeeper, type Entry, sessionsIn } from "../core/kept/sessions.ts";
+import { decodePlan, parameterCount } from "../core/plans/plan.ts";
+import { reportSize } from "../core/plans/report.ts";
+import { type Conditions, IDENTITY } from "../core/platform.ts";
 import { readConditions } from "./conditions.ts";
-import { change, openDatabase } from "./database.ts";
-import { crashed, type Ending, stoppedBy } from "./endings.ts";
 import { LocalExamples } from "./examples.ts";
 import { BrowserModel } from "./model.ts";
-import { keepOwner, keptOwner, type Owner } from "./owner.ts";
-import { alone, type Notice, Pages } from "./pages.ts";
-import { CachedBlobs, IndexedDbStore } from "./store.ts";
-import type { Target } from "./target.ts";
+import { alone, Background, crashed, type Ending, type Notice, Pages, stoppedBy, waking } from "./pages.ts";
+import {
+  CachedBlobs,
+  change,
+  IndexedDbStore,
+  keepOwner,
+  keptOwner,
+  type Owner,
+  openDatabase,
+  type Target,
+} from "./storage.ts";
 
 export { DeviceError } from "../core/errors.ts";
-export type { Column, Values } from "../core/examples.ts";
-export type { Columns, Inputs } from "../core/model-version.ts";
-export type { Entry, Outcome } from "../core/outcome.ts";
-export { type Waking, waking } from "./background.ts";
+export type { Entry, Outcome } from "../core/kept/sessions.ts";
+export type { Columns, Inputs } from "../core/models/version.ts";
+export type { Column, Values } from "../core/plans/examples.ts";
 export type { OwnRules } from "./conditions.ts";
-export type { Ending } from "./endings.ts";
-export type { Fields, LocalExamples, Retention } from "./examples.ts";
+export type { Fields, LocalExamples } from "./examples.ts";
 export type { BrowserModel } from "./model.ts";
-export type { Owner } from "./owner.ts";
-export type { Notice } from "./pages.ts";
+export type { Ending, Notice } from "./pages.ts";
+export { type Waking, waking } from "./pages.ts";
+export type { Owner, Retention } from "./storage.ts";
 
 const CONDITIONS_EVERY_MS = 30_000;
 /** The time after which a crashed worker is replaced by another, which sends or gives up stored work. */

@@ -1,15 +1,9 @@
 /** Local examples in a browser: in IndexedDB, each with its time, and removed when they are too old or too many. */
 
-import { type Column, type ExampleSource, type Examples, ExamplesError, type Values } from "../core/examples.ts";
-import { change, look } from "./database.ts";
+import { type Column, type ExampleSource, type Examples, ExamplesError, type Values } from "../core/plans/examples.ts";
+import { change, look, type Retention } from "./storage.ts";
 
 const EARLIEST = 1_767_225_600; // the first second of 2026
-
-/** How long examples are kept, in seconds, and how many of a collection. */
-export interface Retention {
-  readonly maxAgeS: number;
-  readonly most: number;
-}
 
 /** The fields of one example. */
 export type Fields = Readonly<Record<string, Column>>;

@@ -1,9 +1,24 @@
 /** A model on a page, in a worker of its own: the page is never held up by a graph. */
 
 import { DeviceError, StateInUse } from "../core/errors.ts";
-import type { Columns, Inputs } from "../core/model-version.ts";
-import { crashed } from "./endings.ts";
-import type { Answer, Question } from "./model-worker.ts";
+import type { Columns, Inputs } from "../core/models/version.ts";
+import { crashed } from "./pages.ts";
+import type { Owner, Target } from "./storage.ts";
+
+/** A question about a model: its outputs for rows, or without rows, whether a refresh replaced its version. */
+export interface Question extends Target {
+  readonly id: number;
+  readonly model: string;
+  readonly owner: Owner;
+  readonly rows: Inputs | null;
+}
+
+/** The answer to the question with this id: outputs, whether the version was replaced, or what went wrong. */
+export type Answer = { readonly id: number } & (
+  | { readonly outputs: Columns }
+  | { readonly swapped: boolean }
+  | { readonly reason: string; readonly detail: string }
+);
 
 /** An error in the worker of a model; the reason is that of the error there. */
 class WorkerFailed extends DeviceError {

@@ -1,23 +1,21 @@
 /** The worker of a device in a browser: it runs sessions until it is terminated, and tells the page how each ended.
  *
- * Another one, of the same script, has a model.
+ * Another one, of the same script, has a model: it answers questions, and opens the model with the first.
  *
  * @module web/worker
  */
 
-import type { Conditions } from "../core/conditions.ts";
-import { Device } from "../core/device.ts";
-import { StateDamaged } from "../core/errors.ts";
-import type { Outcome } from "../core/outcome.ts";
+import { DeviceError, StateDamaged } from "../core/errors.ts";
+import type { Outcome } from "../core/kept/sessions.ts";
+import { Model } from "../core/models/model.ts";
 import { policyOf } from "../core/permission/policy.ts";
-import { openDatabase } from "./database.ts";
+import { type Conditions, UNKNOWN } from "../core/platform.ts";
+import { Device } from "../core/sessions/device.ts";
 import type { Start, ToWorker } from "./device.ts";
-import { type Ending, stoppedBy } from "./endings.ts";
-import { answer, type Question } from "./model-worker.ts";
-import { keptOwner } from "./owner.ts";
-import { alone } from "./pages.ts";
+import type { Answer, Question } from "./model.ts";
+import { alone, type Ending, stoppedBy } from "./pages.ts";
 import { webPlatform } from "./platform.ts";
-import { IndexedDbStore } from "./store.ts";
+import { IndexedDbStore, keptOwner, openDatabase } from "./storage.ts";
 
 const WAIT_S = 30;
 
@@ -65,4 +63,32 @@ async function sessions(start: Start): Promise<void> {
 
 function tell(ending: Ending): void {
   self.postMessage(ending);
+}
+
+let model: Promise<Model> | undefined;
+
+/** Answer a question. What is no error of a device is a crash. */
+export async function answer(question: Question): Promise<void> {
+  const { id, rows } = question;
+  let said: Answer;
+  try {
+    model ??= open(question).catch((error: unknown) => {
+      model = undefined; // the next question tries again
+      throw error;
+    });
+    const opened = await model;
+    await opened.reload(console.warn); // the worker of sessions may have taken another version
+    said = rows === null ? { id, swapped: await opened.refresh() } : { id, outputs: await opened.predict(rows) };
+  } catch (error) {
+    if (!(error instanceof DeviceError)) throw error;
+    said = { id, ...stoppedBy(error).stopped };
+  }
+  self.postMessage(said);
+}
+
+async function open(question: Question): Promise<Model> {
+  const { coordinator, population, owner } = question;
+  const platform = webPlatform(await openDatabase(question), owner.retention, owner.rules, () => UNKNOWN);
+  const place = { coordinator: new URL(coordinator), population, policy: policyOf(owner.policy) };
+  return Model.open(platform, place, question.model, (work) => alone(question, work), console.warn);
 }

@@ -3,15 +3,21 @@
  * The coordinator receives only the name of the reason. The value and the limit stay in the outcome.
  */
 
-import { stepCount } from "../batching.ts";
 import { FormatError, PlanRefused, PolicyForbids } from "../errors.ts";
-import type { KeptAssignment } from "../kept-assignment.ts";
-import { type BlobRef, batchBytes, keptRefs, MOST_PLAN_BYTES, type Plan, parameterCount } from "../plan.ts";
+import type { KeptAssignment } from "../kept/sessions.ts";
+import {
+  type BlobRef,
+  batchBytes,
+  keptRefs,
+  MOST_PLAN_BYTES,
+  type Plan,
+  parameterCount,
+  stepCount,
+} from "../plans/plan.ts";
+import { reportSize } from "../plans/report.ts";
 import { keptJson, type Platform } from "../platform.ts";
-import { answersOf } from "../questions.ts";
-import { verifyPlan } from "../release.ts";
-import { reportSize } from "../report.ts";
 import type { Assignment } from "../wire/messages.ts";
+import { verifyPlan } from "../wire/statements.ts";
 import type { Policy } from "./policy.ts";
 import { checkRelease } from "./releases.ts";
 
@@ -268,4 +274,25 @@ function refused(rule: string, why: string): PlanRefused {
 
 function forbidden(rule: string, why: string): PolicyForbids {
   return new PolicyForbids(`against ${rule} of this device's policy: ${why}`);
+}
+
+const WEEK_S = 7 * 86_400;
+/** Where the times of answers are kept. */
+const ANSWERS_PLACE = "answers";
+
+/** The times of the answers of the last seven days, in seconds since 1970. Throws StateDamaged.
+ *
+ * A clock that goes back gives none of them back: an answer of the future counts for a week from now on.
+ */
+export async function answersOf({ store, now }: Pick<Platform, "store" | "now">): Promise<readonly number[]> {
+  const [at, kept] = [now(), (await keptJson<number[]>(store, ANSWERS_PLACE)) ?? []];
+  const recent = kept.filter((one) => at - one < WEEK_S).map((one) => Math.min(one, at));
+  if (recent.join() !== kept.join()) await store.write({ [ANSWERS_PLACE]: JSON.stringify(recent) });
+  return recent;
+}
+
+/** Count one more answer, before anything of it is sent. */
+export async function countAnswer(platform: Pick<Platform, "store" | "now">): Promise<void> {
+  const answers = [...(await answersOf(platform)), platform.now()];
+  await platform.store.write({ [ANSWERS_PLACE]: JSON.stringify(answers) });
 }

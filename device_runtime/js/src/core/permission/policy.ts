@@ -3,7 +3,7 @@
 import * as v from "valibot";
 import type { Bytes } from "../bytes.ts";
 import { ConfigError, FormatError, PolicyForbids } from "../errors.ts";
-import { publicKey } from "../release.ts";
+import { publicKey } from "../wire/statements.ts";
 
 const amount = v.nullish(v.pipe(v.number(), v.minValue(0)), null);
 const names = v.nullish(v.pipe(v.array(v.string()), v.minLength(1)), null);
@@ -55,6 +55,13 @@ export type Policy = v.InferOutput<typeof policySchema>;
 interface NamedAuthority {
   readonly key: Bytes;
   readonly url: string;
+}
+
+/** Where a device takes part, and under which policy. */
+export interface Place {
+  readonly coordinator: URL;
+  readonly population: string;
+  readonly policy: Policy;
 }
 
 /** A policy from its settings, with defaults for the rest. Throws ConfigError, naming the setting that is wrong. */

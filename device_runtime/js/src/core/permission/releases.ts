@@ -1,29 +1,31 @@
-/** Releases: this device's demands on a secure round before it trains. Spec: docs/spec/plan.md §9, §10.
+/** Releases: this device's demands on a secure round before it trains, and on a model before it fetches what that names.
  *
- * A key that the owner's policy names must have released the plan, its first checkpoint and the parameters of sums.
- * Every later checkpoint must descend from the first, and a model that is evaluated be that of such a checkpoint. The
- * store remembers releases, so that none can be rolled back.
+ * Of a round, a key that the owner's policy names must have released the plan, its first checkpoint and the parameters of
+ * sums. Every later checkpoint must descend from the first, and a model that is evaluated be that of such a checkpoint. The
+ * store remembers releases, so that none can be rolled back. Spec: docs/spec/plan.md §9 to §11.
  */
 
 import { equal, fromHex, utf8 } from "../bytes.ts";
-import { vectorDigest } from "../checkpoint.ts";
-import { FormatError, PlanRefused } from "../errors.ts";
+import { FormatError, ModelRefused, PlanRefused } from "../errors.ts";
+import { vectorDigest } from "../plans/checkpoint.ts";
+import type { Float32 } from "../plans/report.ts";
 import { keptJson, type Platform } from "../platform.ts";
+import { climb, depth } from "../secagg/roster.ts";
+import type { Assignment } from "../wire/messages.ts";
 import {
   boundsOf,
   digestOf,
   evaluationBy,
   type LineageEntry,
+  type ModelRelease,
   type Release,
   type Signed,
   type TreeHead,
   verifiedEntry,
   verifiedHead,
+  verifiedModelRelease,
   verifiedRelease,
-} from "../release.ts";
-import type { Float32 } from "../report.ts";
-import { climb, depth } from "../secagg/merkle.ts";
-import type { Assignment } from "../wire/messages.ts";
+} from "../wire/statements.ts";
 import type { Policy } from "./policy.ts";
 
 const LOG = "require_release_log";
@@ -200,4 +202,52 @@ function demand(holds: boolean, rule: string, why: string): void {
 
 function refused(rule: string, why: string): PlanRefused {
   return new PlanRefused(`against ${rule} of this device's policy: ${why}`);
+}
+
+/** A refusal by limits of the policy, which its owner may change. */
+export class AgainstLimits extends ModelRefused {}
+
+/** Make a check of the policy's limits. Throws AgainstLimits. */
+export function withinLimits(check: () => void): void {
+  try {
+    check();
+  } catch (error) {
+    throw error instanceof PlanRefused ? new AgainstLimits(error.message) : error;
+  }
+}
+
+/** The release, if a key that the policy names signed it; any key if it names none, as for plans of plain rounds.
+ *
+ * Throws ModelRefused.
+ */
+export async function signedRelease({ signers }: Policy, signed: Signed): Promise<ModelRelease> {
+  if (signers.length > 0 && !signers.includes(signed.signer)) {
+    throw new ModelRefused("against signers of this device's policy: it does not name who signed the model release");
+  }
+  try {
+    return await verifiedModelRelease(signed);
+  } catch (error) {
+    throw error instanceof FormatError ? new ModelRefused(error.message) : error;
+  }
+}
+
+/** Check a release for the model `name` of a population, and remember its counter. Throws ModelRefused. */
+export async function checkModelRelease(
+  { store, now }: Platform,
+  release: ModelRelease,
+  signer: string,
+  population: string,
+  name: string,
+): Promise<void> {
+  const place = `model-released:${signer}:${population}:${name}`;
+  const seen = Number((await store.get(place)) ?? 0);
+  demandModel(release.population === population, `it is for population ${release.population}`);
+  demandModel(release.name === name, `it is for model ${release.name}`);
+  demandModel(release.expires_at === undefined || release.expires_at > now(), "it has expired");
+  demandModel(release.counter >= seen, `its counter is ${release.counter}; this device has seen ${seen}`);
+  await store.write({ [place]: String(release.counter) });
+}
+
+function demandModel(holds: boolean, why: string): void {
+  if (!holds) throw new ModelRefused(`the model release is refused: ${why}`);
 }

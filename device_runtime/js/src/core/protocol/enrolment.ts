@@ -4,15 +4,15 @@
  */
 
 import { type Bytes, base64, fromBase64, hex, littleEndian, utf8 } from "../bytes.ts";
+import { type SigningKey, sha256 } from "../cryptography.ts";
 import { FormatError, SecaggRefused, TransportError } from "../errors.ts";
 import { checkHttps, namedAuthority, type Policy } from "../permission/policy.ts";
 import { IDENTITY, keptJson, type Platform } from "../platform.ts";
-import { type SigningKey, sha256 } from "../primitives.ts";
 import { SecaggError } from "../secagg/errors.ts";
 import { sign } from "../secagg/keys.ts";
 import { checkCredential } from "../secagg/roster.ts";
-import { currentKey, follow, type Succession } from "../succession.ts";
-import { deviceId, keyText, type Signer } from "../wire/signatures.ts";
+import { currentKey, follow, type Succession } from "../wire/statements.ts";
+import { deviceId, keyText, type Signer } from "./call.ts";
 import { type Identity, Transport } from "./transport.ts";
 
 /** The fraction of its validity after which a credential is renewed. */

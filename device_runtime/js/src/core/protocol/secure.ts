@@ -1,11 +1,38 @@
-/** The device's part in a secure round: what it checks of an invitation, and the conversation. Spec: docs/spec/wire.md §8. */
+/** The device's part in a secure round: what it checks of an invitation, the values that both ends derive, and the
+ * conversation. Spec: docs/spec/wire.md §8.
+ */
 
-import { type Bytes, equal } from "../bytes.ts";
-import { decodeVectors } from "../checkpoint.ts";
+import { type Bytes, bitLength, checked, concat, equal, fromHex, u64, utf8 } from "../bytes.ts";
+import { sha256 } from "../cryptography.ts";
 import { AlreadyRevealed, DeadlinePassed, Refused, SecaggRefused, StateDamaged } from "../errors.ts";
-import type { AssignmentKeeper, KeptAssignment } from "../kept-assignment.ts";
-import * as masking from "../masking.ts";
+import type { AssignmentKeeper, KeptAssignment } from "../kept/sessions.ts";
+import { decodeVectors } from "../plans/checkpoint.ts";
+import { codecSchema } from "../plans/codecs.ts";
+import type { BlobRef } from "../plans/plan.ts";
+import {
+  codedSizeOf,
+  type Float32,
+  hasCodecs,
+  type ReportLayout,
+  reportSize,
+  type Segment,
+  unweighted,
+  weightOf,
+} from "../plans/report.ts";
 import type { Platform } from "../platform.ts";
+import { Client, type SessionResult } from "../secagg/client.ts";
+import { M, numberOf } from "../secagg/encoding.ts";
+import { SecaggError } from "../secagg/errors.ts";
+import {
+  type AggregationPolicy,
+  acceptInvitation,
+  type HeldModel,
+  type Invite,
+  LEAST_COHORT,
+  leastHonest,
+} from "../secagg/invite.ts";
+import { type DemandedSegment, noiseOf } from "../secagg/packing.ts";
+import type { Assignment } from "../wire/messages.ts";
 import {
   boundsOf,
   digestOf,
@@ -14,15 +41,7 @@ import {
   type SumBounds,
   verifiedEntry,
   verifiedRelease,
-} from "../release.ts";
-import { hasCodecs, type ReportLayout, reportSize, weightOf } from "../report.ts";
-import { Client, type SessionResult } from "../secagg/client.ts";
-import { M, numberOf } from "../secagg/encoding.ts";
-import { SecaggError } from "../secagg/errors.ts";
-import { type AggregationPolicy, acceptInvitation, type HeldModel, type Invite } from "../secagg/invite.ts";
-import { type DemandedSegment, noiseOf } from "../secagg/packing.ts";
-import { LEAST_COHORT, leastHonest } from "../secagg/parameters.ts";
-import type { Assignment } from "../wire/messages.ts";
+} from "../wire/statements.ts";
 import type { Enrolments } from "./enrolment.ts";
 import type { Transport } from "./transport.ts";
 
@@ -76,7 +95,7 @@ export class SecureDelivery {
         if (numberOf(reply.message) === last) {
           // The sums of two attempts could differ by one device, whose report would be the difference. With noise, others
           // can open a sum that this device is in, and every further one would tell more than one round may.
-          await this.#answer(kept.given, masking.lastSessionNumber(kept.given.round));
+          await this.#answer(kept.given, lastSessionNumber(kept.given.round));
         }
         if (reply.keep !== undefined) {
           kept = { ...kept, phase: "masked", report: reply.keep };
@@ -98,7 +117,7 @@ export class SecureDelivery {
       throw new StateDamaged("the kept report does not fit its plan");
     }
     const bounds = await releasedBounds(given);
-    const vector = masking.summedValues(layout, bounds, values);
+    const vector = summedValues(layout, bounds, values);
     const weight = Math.min(weightOf(layout, examples), invite.wMax);
     const [lastRound, now] = [await this.#lastRound(given), BigInt(Math.floor(this.#platform.now()))];
     await this.#answer(given, invite.round);
@@ -122,7 +141,7 @@ export class SecureDelivery {
   /** The invitation of an assignment, if this device may accept it. */
   async #accept(policy: AggregationPolicy, given: Assignment, layout: ReportLayout): Promise<Invite> {
     const last = await this.#lastRound(given);
-    if (last === masking.lastSessionNumber(given.round)) {
+    if (last === lastSessionNumber(given.round)) {
       throw new AlreadyRevealed(`this device did its part in an earlier attempt at round ${given.round}`);
     }
     const release = await verifiedRelease(given.release!);
@@ -187,7 +206,7 @@ async function releasedBounds({ release, plan }: Assignment): Promise<SumBounds>
 
 /** The hashes of the model and the layout that this device holds. */
 async function held({ plan, checkpoint, seed }: Assignment, layout: ReportLayout): Promise<HeldModel> {
-  return { modelHash: await masking.modelHash(plan, checkpoint), layoutHash: await masking.layoutHash(layout, seed) };
+  return { modelHash: await modelHash(plan, checkpoint), layoutHash: await layoutHash(layout, seed) };
 }
 
 /** The message, if it has that number; otherwise a coordinator could make a device repeat a step forever. */
@@ -210,7 +229,7 @@ async function checkInvitation(
   const found = invite.segments.map(({ fieldBits: _, ...segment }) => segment);
   const same = (a: DemandedSegment, b: DemandedSegment | undefined) =>
     (Object.keys(a) as (keyof DemandedSegment)[]).every((name) => a[name] === b?.[name]);
-  const [task, round] = [await masking.taskHash(given.task), masking.sessionNumber(given.round, given.attempt)];
+  const [task, round] = [await taskHash(given.task), sessionNumber(given.round, given.attempt)];
   if (!equal(invite.task, task) || invite.round !== round) {
     throw new SecaggRefused("the invitation is for another task or round than the assignment");
   }
@@ -220,7 +239,7 @@ async function checkInvitation(
   if (invite.minSum < bounds.min_sum) {
     throw new SecaggRefused(`the sum may be over ${invite.minSum} devices, the release demands ${bounds.min_sum}`);
   }
-  if (invite.wMax !== masking.greatestWeight(layout, bounds)) {
+  if (invite.wMax !== greatestWeight(layout, bounds)) {
     throw new SecaggRefused(`the greatest weight is ${invite.wMax}, not the one that is released`);
   }
   const honest = leastHonest(invite.minSum, invite.nMax);
@@ -240,7 +259,7 @@ async function checkInvitation(
 
 /** The segments that release and plan demand. */
 function demanded(layout: ReportLayout, bounds: SumBounds): DemandedSegment[] {
-  return masking.fixedPoints(layout, bounds).map((one) => ({
+  return fixedPoints(layout, bounds).map((one) => ({
     ...one,
     noise: bounds.noise_multiplier === 0 ? 0 : noiseOf(one, bounds.noise_multiplier, bounds.honest),
   }));
@@ -252,4 +271,128 @@ async function explained<T>(step: () => Promise<T>): Promise<T> {
   } catch (error) {
     throw error instanceof SecaggError ? new SecaggRefused(`${error.name}: ${error.message}`) : error;
   }
+}
+
+/** A sum without a range is sent as two numbers: whole units, and the rest in steps. */
+const [METRIC_BITS, METRIC_UNIT, METRIC_STEP] = [20, 16, 2 ** -14];
+const CLAMPED_BITS = 10;
+
+/** How the values of a segment become fixed-point numbers of `bits` in [low, high]. */
+type FixedPoint = Omit<DemandedSegment, "noise">;
+
+/** The fixed-point formats of all values that a round sums, as `summedValues` has them. Plan and release determine them.
+ *
+ * With noise, all mean segments are treated as one, whatever their ranges: they are scaled down together, and 0 is one
+ * of the steps.
+ */
+export function fixedPoints(layout: ReportLayout, bounds: SumBounds): FixedPoint[] {
+  if (bounds.noise_multiplier > 0) return [noisyFixedPoint(layout, bounds)];
+  return unweighted(layout).flatMap((segment) => formats(segment, bounds));
+}
+
+/** Those of a segment without noise: two of a sum without a range, which is split, else one. */
+function formats(segment: Segment, bounds: SumBounds): FixedPoint[] {
+  const { size, range } = segment;
+  if (range !== undefined) {
+    return [{ size, inBits: range.bits, low: range.low, high: range.high, norm: 0, weighted: false }];
+  }
+  if (segment.reduction === "mean") {
+    const [norm, high] = [bounds.clip_norm, reach(segment, bounds.clip_norm)];
+    return [{ size: codedSizeOf(segment), inBits: bounds.bits, low: -high, high, norm, weighted: true }];
+  }
+  const half = 2 ** (METRIC_BITS - 1);
+  return [1, METRIC_STEP].map((step) => {
+    return { size, inBits: METRIC_BITS, low: -half * step, high: (half - 1) * step, norm: 0, weighted: false };
+  });
+}
+
+function noisyFixedPoint(layout: ReportLayout, { bits, clip_norm: clip }: SumBounds): FixedPoint {
+  const means = unweighted(layout).filter(({ reduction }) => reduction === "mean");
+  const half = 2 ** (bits - 1);
+  const step = Math.max(...means.map((segment) => reach(segment, clip))) / (half - 1);
+  const size = means.reduce((sum, segment) => sum + codedSizeOf(segment), 0);
+  return { size, inBits: bits, low: -half * step, high: (half - 1) * step, norm: clip, weighted: true };
+}
+
+/** The greatest absolute value in a mean segment; rotated values exceed it with probability below 2^-10. */
+function reach(segment: Segment, clip: number): number {
+  const last = segment.codecs.findLast(({ codec }) => codec !== "subsample");
+  if (last?.codec !== "rotation") return clip;
+  const exponent = (CLAMPED_BITS + 1 + bitLength(codedSizeOf(segment))) * Math.LN2;
+  return clip * Math.min(1, Math.sqrt((2 * exponent) / last.block));
+}
+
+/** What a round sums of the values of a report: sums without a range in two parts.
+ *
+ * With noise there are no metrics, as nothing would hide them.
+ */
+export function summedValues(layout: ReportLayout, bounds: SumBounds, values: Float32): Float32 {
+  const noisy = bounds.noise_multiplier > 0;
+  const summed = new Float32Array(fixedPoints(layout, bounds).reduce((sum, { size }) => sum + size, 0));
+  let [begin, end] = [0, 0];
+  for (const segment of unweighted(layout)) {
+    const part = values.subarray(begin, begin + codedSizeOf(segment));
+    begin += part.length;
+    if (segment.reduction === "mean" || (segment.range !== undefined && !noisy)) {
+      summed.set(part, end);
+      end += part.length;
+    } else if (!noisy) {
+      const units = part.map((value) => Math.trunc(value / METRIC_UNIT));
+      summed.set(units, end);
+      summed.set(
+        part.map((value, place) => value - METRIC_UNIT * units[place]!),
+        end + part.length,
+      );
+      end += 2 * part.length;
+    }
+  }
+  return summed;
+}
+
+/** The greatest weight of a device: 1 when all devices count equally. */
+export function greatestWeight(layout: ReportLayout, bounds: SumBounds): number {
+  return layout.weighting === "examples" ? bounds.max_examples : 1;
+}
+
+/** The name of a task in an invitation, 32 bytes. */
+export function taskHash(task: string): Promise<Bytes> {
+  return sha256(utf8(task));
+}
+
+/** The number of one attempt at a round; it grows with both, so that no attempt can be mistaken for an older one. */
+export function sessionNumber(round: number, attempt: number): bigint {
+  return (BigInt(round) << 32n) | BigInt(attempt);
+}
+
+/** The greatest session number of a round: a device that answered it takes part in no other attempt. */
+export function lastSessionNumber(round: number): bigint {
+  return sessionNumber(round, 0xffffffff);
+}
+
+/** A hash of the model, 32 bytes, that masks depend on: with another plan or checkpoint they do not cancel out. */
+export function modelHash(plan: BlobRef, checkpoint: BlobRef): Promise<Bytes> {
+  return sha256(concat(fromHex(plan.sha256), fromHex(checkpoint.sha256)));
+}
+
+/** The digest of a report layout, 32 bytes. With codecs it covers the task's seed, which keys them.
+ *
+ * The layout is compact JSON, with its members in the specification's order, as schemas list them. Ranges are covered
+ * as bytes, since languages write the same number in different ways.
+ */
+export function layoutHash(layout: ReportLayout, seed: bigint): Promise<Bytes> {
+  const { segments, weighting, bounded, bits } = layout;
+  const key = hasCodecs(layout) ? u64(seed) : new Uint8Array();
+  const listed = segments.map(({ name, size, reduction, labels, codecs }) => {
+    return { name, size, reduction, labels, codecs: codecs.map((codec) => checked(codecSchema, codec, "codec")) };
+  });
+  const ranges = segments.map(({ range }, index) => (range === undefined ? new Uint8Array() : packed(range, index)));
+  return sha256(concat(utf8(JSON.stringify({ segments: listed, weighting, bounded, bits })), key, ...ranges));
+}
+
+/** The range of a segment, with the segment's index. */
+function packed({ low, high, bits }: NonNullable<Segment["range"]>, index: number): Bytes {
+  const ends = new DataView(new ArrayBuffer(16));
+  ends.setFloat64(0, low, true);
+  ends.setFloat64(8, high, true);
+  return concat(u64(BigInt(index)), new Uint8Array(ends.buffer), Uint8Array.of(bits));
 }

@@ -1,20 +1,31 @@
-/** The device's half of the wire protocol: its calls, and which calls are repeated. Spec: docs/spec/wire.md. */
+/** The device's half of the wire protocol: its calls, which of them are repeated, and the one that it holds meanwhile.
+ *
+ * Spec: docs/spec/wire.md.
+ */
 
-import { type Bytes, hex, joined, utf8 } from "../bytes.ts";
-import { type AbortReason, BadAnswer, FormatError, Refused, Unreachable } from "../errors.ts";
-import { type BlobRef, isBlob } from "../plan.ts";
+import { type Bytes, hex, joined, plain, utf8 } from "../bytes.ts";
+import { sha256 } from "../cryptography.ts";
+import {
+  type AbortReason,
+  BadAnswer,
+  DeviceError,
+  FormatError,
+  Refused,
+  TransportError,
+  Unreachable,
+} from "../errors.ts";
+import { type BlobRef, isBlob } from "../plans/plan.ts";
 import type { BlobCache, Platform } from "../platform.ts";
-import { sha256 } from "../primitives.ts";
-import type { Signed } from "../release.ts";
 import { type ANSWERS, type Assignment, decodeAnswer, type Rejected, WIRE_VERSION } from "../wire/messages.ts";
-import { digestField, type Signer } from "../wire/signatures.ts";
+import type { Signed } from "../wire/statements.ts";
 import {
   type Answer,
   BYTES_TYPE,
   type BytesMoved,
   type Call,
+  digestField,
   JSON_TYPE,
-  plain,
+  type Signer,
   send,
   sizeOf,
   TIMEOUT_S,
@@ -298,4 +309,78 @@ function prefer(waitS: number): Record<string, string> {
 
 function assignmentPath(assignment: string): string {
   return `/v1/assignments/${encodeURIComponent(assignment)}`;
+}
+
+const SHARE = 0.2;
+const [SHORTEST_S, LONGEST_S, LONGEST_WAIT_S] = [0.05, 3600, 60];
+
+/** The hold on an assignment that this device works on, until `end`. A no-op without `lost_after_s`. */
+export class Hold {
+  readonly #platform: Platform;
+  readonly #transport: Transport;
+  readonly #given: Assignment;
+  readonly #over = new AbortController();
+  readonly #began: number;
+  #open = false;
+  #refused: Refused | null = null;
+
+  constructor(platform: Platform, transport: Transport, given: Assignment) {
+    this.#platform = platform;
+    this.#transport = transport;
+    this.#given = given;
+    this.#began = platform.now();
+    if (given.lost_after_s !== null) {
+      void this.#keep(Math.min(Math.max(SHORTEST_S, SHARE * given.lost_after_s), LONGEST_S));
+    }
+  }
+
+  /** End the hold: the work is over. */
+  end(): void {
+    this.#over.abort();
+  }
+
+  /** Throws Refused once the coordinator has said that it no longer wants the report. */
+  check(): void {
+    if (this.#refused !== null) throw this.#refused;
+  }
+
+  /** Ask whether the report is still needed. Throws as `check`; without an answer, the report may be needed. */
+  async ask(): Promise<void> {
+    this.check();
+    if (this.#open) return;
+    try {
+      await this.#transport.hold(this.#given.assignment, 0, this.#over.signal);
+    } catch (error) {
+      if (!(error instanceof TransportError) || (error instanceof Refused && error.notWanted)) throw error;
+    }
+  }
+
+  async #keep(afterS: number): Promise<void> {
+    const waitS = Math.min(Math.max(1, afterS / SHARE), LONGEST_WAIT_S);
+    for (let restS = afterS; ; ) {
+      await this.#platform.sleep(restS);
+      if (this.#over.signal.aborted) return;
+      const silentS = this.#platform.now() - Math.max(this.#began, this.#transport.spokeAt);
+      // A clock that was set back says nothing about the silence.
+      if (silentS < afterS && (silentS >= 0 || silentS === -Infinity)) {
+        restS = Math.min(afterS, afterS - silentS);
+        continue;
+      }
+      const began = this.#platform.now();
+      try {
+        this.#open = true;
+        await this.#transport.hold(this.#given.assignment, waitS, this.#over.signal);
+        restS = Math.min(afterS, Math.max(0, afterS - (this.#platform.now() - began)));
+      } catch (error) {
+        if (!(error instanceof DeviceError)) throw error;
+        if (error instanceof Refused && error.final) {
+          this.#refused = error.notWanted ? error : null;
+          return;
+        }
+        restS = Math.max(afterS / 2, Math.min(error instanceof Refused ? error.hints.afterS : 0, 2 * afterS));
+      } finally {
+        this.#open = false;
+      }
+    }
+  }
 }

@@ -13,16 +13,7 @@
  */
 
 import { type Bytes, concat, littleEndian, u32 } from "../bytes.ts";
-import { type PairKey, pairKey, platformRandom, type RandomSource, type SigningKey, sha256 } from "../primitives.ts";
-import {
-  type ClientState,
-  decodeState,
-  encodeState,
-  encodeUnmask,
-  reveal,
-  STAGE,
-  survivorsDigest,
-} from "./client-state.ts";
+import { type PairKey, pairKey, platformRandom, type RandomSource, type SigningKey, sha256 } from "../cryptography.ts";
 import {
   bitmap,
   DIGEST_BYTES,
@@ -36,16 +27,29 @@ import {
   SIGNATURE_BYTES,
   tag,
 } from "./encoding.ts";
-import { AlreadyRevealed, InconsistentSurvivors, Malformed, OutOfOrder } from "./errors.ts";
+import * as errors from "./errors.ts";
 import { type AggregationPolicy, acceptInvitation } from "./invite.ts";
-import { agree, derive, scalarOf, sealShares, sign, verify } from "./keys.ts";
+import { agree, derive, randomBelowPrime, scalarOf, sealShares, sign, split, verify } from "./keys.ts";
 import { addMasks, type Mask } from "./masking.ts";
 import { pack } from "./packing.ts";
 import { type Advertisement, checkRoster, decodeRoster, encodeAdvertisement, type Roster } from "./roster.ts";
-import type { Advertised, Opened, SessionInput, Shared } from "./session.ts";
-import { randomBelowPrime, split } from "./shamir.ts";
-import { included, openBoxes } from "./sharing.ts";
-import { checkConfirmations, checkSurvivors } from "./survivors.ts";
+import {
+  type Advertised,
+  type ClientState,
+  checkConfirmations,
+  checkSurvivors,
+  decodeState,
+  encodeState,
+  encodeUnmask,
+  included,
+  type Opened,
+  openBoxes,
+  reveal,
+  type SessionInput,
+  type Shared,
+  STAGE,
+  survivorsDigest,
+} from "./states.ts";
 
 /** The answer to a message: the bytes to send next, the state that must be durable before, and whether it was the last. */
 interface Reply {
@@ -98,7 +102,7 @@ export class Client {
   /** The server's signed result of the session. Throws OutOfOrder before M12 was received. */
   get result(): SessionResult {
     if (this.#result === null) {
-      throw new OutOfOrder("the session has no result: M12 has not come");
+      throw new errors.OutOfOrder("the session has no result: M12 has not come");
     }
     return this.#result;
   }
@@ -114,7 +118,7 @@ export class Client {
 
   #step(state: State | null, data: Bytes): Promise<Step> {
     if (state === null) {
-      throw new OutOfOrder("the session is over: this device answers nothing more");
+      throw new errors.OutOfOrder("the session is over: this device answers nothing more");
     }
     const number = numberOf(data);
     if (state.due === M.INVITE && number === M.INVITE) return this.#advertise(state.is, data);
@@ -126,7 +130,7 @@ export class Client {
       if (number === M.CONFIRMATIONS) return this.#checkAndReveal(state.is, data);
       if (number === M.RESULT) return this.#finish(state.is, data);
     }
-    throw new OutOfOrder(`M${number} is not due: a device answers in order, and once`);
+    throw new errors.OutOfOrder(`M${number} is not due: a device answers in order, and once`);
   }
 
   /** M0 to M1. */
@@ -199,8 +203,8 @@ export class Client {
     const alive = readSet(data, M.SURVIVORS, "the survivor set", kept.sid, kept.n);
     if (kept.stage !== STAGE.MASKED && !sameSet(alive, kept.alive)) {
       throw kept.stage === STAGE.REVEALED
-        ? new AlreadyRevealed("this device revealed its shares for another survivor set, and reveals no others")
-        : new InconsistentSurvivors("this device was shown another survivor set before, and signs one", [
+        ? new errors.AlreadyRevealed("this device revealed its shares for another survivor set, and reveals no others")
+        : new errors.InconsistentSurvivors("this device was shown another survivor set before, and signs one", [
             kept.position,
           ]);
     }
@@ -214,7 +218,7 @@ export class Client {
   /** M10 to M11: one share of every neighbour. */
   async #checkAndReveal(kept: ClientState, data: Bytes): Promise<Step> {
     if (kept.stage === STAGE.MASKED) {
-      throw new OutOfOrder("confirmations came before survivors were settled");
+      throw new errors.OutOfOrder("confirmations came before survivors were settled");
     }
     await checkConfirmations(kept, data);
     const revealed = reveal(kept);
@@ -235,7 +239,7 @@ export class Client {
     ];
     reader.close();
     if (status[0]! > 1) {
-      throw new Malformed(`status ${status[0]} does not exist`);
+      throw new errors.Malformed(`status ${status[0]} does not exist`);
     }
     await verify(this.#policy.serverKey, signature, "result", kept.sid, concat(status, aggregateHash, transcriptRoot));
     this.#result = { summed: status[0] === 0, aggregateHash, transcriptRoot };

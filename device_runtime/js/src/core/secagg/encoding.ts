@@ -1,7 +1,7 @@
 /** Pieces of every encoding of SA1: fields taken from the front, bitmaps, heads. Spec: docs/spec/secagg.md §1, §4. */
 
 import { type Bytes, concat, equal, fromLittleEndian, utf8 } from "../bytes.ts";
-import { Malformed, UnsupportedSuite, WrongSession } from "./errors.ts";
+import * as errors from "./errors.ts";
 
 const VERSION = 1;
 export const [KEY_BYTES, DIGEST_BYTES, SHARE_BYTES, SIGNATURE_BYTES] = [32, 32, 32, 64] as const;
@@ -27,7 +27,7 @@ export const M = {
 export function numberOf(message: Bytes): number {
   const number = message[0];
   if (number === undefined || number > M.RESULT) {
-    throw new Malformed(`a message that begins with ${number ?? "nothing"} does not exist`);
+    throw new errors.Malformed(`a message that begins with ${number ?? "nothing"} does not exist`);
   }
   return number;
 }
@@ -52,7 +52,7 @@ export class Reader {
   take(size: number): Bytes {
     const end = this.#at + size;
     if (end > this.#data.length) {
-      throw new Malformed(`${this.#name} ends after ${this.#data.length} bytes, in a field that goes to ${end}`);
+      throw new errors.Malformed(`${this.#name} ends after ${this.#data.length} bytes, in a field that goes to ${end}`);
     }
     const part = this.#data.slice(this.#at, end);
     this.#at = end;
@@ -73,7 +73,7 @@ export class Reader {
   double(): number {
     const value = new DataView(this.take(8).buffer).getFloat64(0, true);
     if (!Number.isFinite(value)) {
-      throw new Malformed(`${this.#name} holds a number that is not finite`);
+      throw new errors.Malformed(`${this.#name} holds a number that is not finite`);
     }
     return value;
   }
@@ -82,7 +82,7 @@ export class Reader {
   bitmap(n: number): Set<number> {
     const data = this.take(Math.ceil(n / 8));
     if (n % 8 && data.at(-1)! >> (n % 8)) {
-      throw new Malformed(`a bitmap of ${n} positions names others`);
+      throw new errors.Malformed(`a bitmap of ${n} positions names others`);
     }
     const found = new Set<number>();
     for (let position = 0; position < n; position++) {
@@ -99,7 +99,7 @@ export class Reader {
     for (let entry = 0; entry < count; entry++) {
       const position = this.integer(4);
       if (position <= last) {
-        throw new Malformed("positions do not ascend");
+        throw new errors.Malformed("positions do not ascend");
       }
       last = position;
       yield position;
@@ -109,7 +109,7 @@ export class Reader {
   /** Refuse bytes that are left over. */
   close(): void {
     if (this.#at !== this.#data.length) {
-      throw new Malformed(`${this.#name} has ${this.#data.length - this.#at} bytes too many`);
+      throw new errors.Malformed(`${this.#name} has ${this.#data.length - this.#at} bytes too many`);
     }
   }
 }
@@ -128,13 +128,17 @@ export function openMessage(data: Bytes, number: number, name: string, session?:
   const reader = new Reader(data, name);
   const [found, version] = reader.take(2);
   if (found !== number) {
-    throw new Malformed(`message M${found} came instead of M${number}, ${name}`);
+    throw new errors.Malformed(`message M${found} came instead of M${number}, ${name}`);
   }
   if (version !== VERSION) {
-    throw new UnsupportedSuite(`${name} has version ${version}; this end speaks ${VERSION}: update the older end`);
+    throw new errors.UnsupportedSuite(
+      `${name} has version ${version}; this end speaks ${VERSION}: update the older end`,
+    );
   }
   if (session !== undefined && !equal(reader.take(DIGEST_BYTES), session)) {
-    throw new WrongSession(`${name} belongs to another session: it is late, or the other end holds another roster`);
+    throw new errors.WrongSession(
+      `${name} belongs to another session: it is late, or the other end holds another roster`,
+    );
   }
   return reader;
 }

@@ -1,9 +1,9 @@
-/** Keys of a session: signatures, derivations and boxes in the domains of SA1. Spec: docs/spec/secagg.md §1, §6. */
+/** Keys of a session: signatures, derivations, boxes and shares in the domains of SA1. Spec: docs/spec/secagg.md §1, §6. */
 
 import { type Bytes, concat, fromLittleEndian, hex, u32 } from "../bytes.ts";
-import { hkdf, openBox, type PairKey, type SigningKey, seal, verifies } from "../primitives.ts";
+import { hkdf, openBox, type PairKey, type RandomSource, type SigningKey, seal, verifies } from "../cryptography.ts";
 import { tag } from "./encoding.ts";
-import { BadCiphertext, BadPoint, BadSignature } from "./errors.ts";
+import * as errors from "./errors.ts";
 
 const FIELD_PRIME = 2n ** 255n - 19n;
 export const NO_CONTEXT: Bytes = new Uint8Array(32);
@@ -17,7 +17,7 @@ export function sign(key: SigningKey, what: string, context: Bytes, body: Bytes)
 export async function verify(signer: Bytes, signature: Bytes, what: string, context: Bytes, body: Bytes) {
   if (!(await verifies(signer, signature, concat(tag(what), context, body)))) {
     const whose = hex(signer).slice(0, 12);
-    throw new BadSignature(
+    throw new errors.BadSignature(
       `the ${what} signature is not that of ${whose}…: it was altered, or made for another session`,
     );
   }
@@ -35,12 +35,12 @@ export function scalarOf(secret: Bytes): bigint {
 export async function agree(key: PairKey, peer: Bytes): Promise<Bytes> {
   const name = hex(peer).slice(0, 12);
   if (fromLittleEndian(peer) >= FIELD_PRIME) {
-    throw new BadPoint(`public key ${name}… is not reduced: it would have two encodings`);
+    throw new errors.BadPoint(`public key ${name}… is not reduced: it would have two encodings`);
   }
   try {
     return await key.agree(peer);
   } catch {
-    throw new BadPoint(`public key ${name}… has low order: its sender wants a known secret`);
+    throw new errors.BadPoint(`public key ${name}… has low order: its sender wants a known secret`);
   }
 }
 
@@ -59,8 +59,31 @@ export async function openShares(key: Bytes, box: Bytes, sid: Bytes, sender: num
   try {
     return await openBox(key, box, concat(sid, u32(sender, receiver)));
   } catch {
-    throw new BadCiphertext(`the box from position ${sender} does not open: it was altered, or sealed for another`, [
-      sender,
-    ]);
+    throw new errors.BadCiphertext(
+      `the box from position ${sender} does not open: it was altered, or sealed for another`,
+      [sender],
+    );
   }
+}
+
+export const PRIME = (1n << 256n) - 189n;
+
+/** A random integer below PRIME. */
+export function randomBelowPrime(random: RandomSource): bigint {
+  for (;;) {
+    const value = fromLittleEndian(random(32));
+    if (value < PRIME) {
+      return value;
+    }
+  }
+}
+
+/** Shares of a secret below PRIME for ranks 1 … k. Any t of them recover it; fewer reveal nothing. */
+export function split(secret: bigint, k: number, t: number, random: RandomSource): bigint[] {
+  const polynomial = [secret, ...Array.from({ length: t - 1 }, () => randomBelowPrime(random))];
+  return Array.from({ length: k }, (_, index) => evaluate(polynomial, BigInt(index + 1)));
+}
+
+function evaluate(polynomial: readonly bigint[], x: bigint): bigint {
+  return polynomial.reduceRight((value, coefficient) => (value * x + coefficient) % PRIME, 0n);
 }

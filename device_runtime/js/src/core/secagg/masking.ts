@@ -1,8 +1,7 @@
 /** Masks: AES-256-CTR keystreams that are added to words. Spec: docs/spec/secagg.md §1, §6. */
 
-import type { Bytes } from "../bytes.ts";
-import { keystream } from "../primitives.ts";
-import { CHUNK_BYTES, newAdder } from "./adder.ts";
+import { type Bytes, fromHex } from "../bytes.ts";
+import { keystream } from "../cryptography.ts";
 import type { Words } from "./packing.ts";
 
 const BLOCK_BYTES = 16;
@@ -27,5 +26,89 @@ export async function addMasks(words: Words, masks: readonly Mask[]): Promise<vo
       masks[place]!.sign > 0 ? adder.add(chunk.length) : adder.subtract(chunk.length);
     }
     chunk.set(sums.subarray(0, chunk.length));
+  }
+}
+
+/** The bytes of words that an adder holds, and of those that it adds: they stay in a processor's cache. */
+export const CHUNK_BYTES = 1 << 19;
+
+/** A memory of two chunks, and functions that add to `size` bytes of words in the first as many of the second. */
+interface Adder {
+  readonly memory: { readonly buffer: ArrayBuffer };
+  add(size: number): void;
+  subtract(size: number): void;
+}
+
+/** An adder of its own, the fastest that the platform has. */
+export function newAdder(): Adder {
+  try {
+    return new WebAssembly.Instance(new WebAssembly.Module(moduleBytes())).exports as unknown as Adder;
+  } catch {
+    return adderInJavaScript(); // what is missing has an error of its own on every platform
+  }
+}
+
+function moduleBytes() {
+  const module = [
+    ["0061736d", "01000000"], // WebAssembly, version 1
+    ["0105", "01", "60017f00"], // one type: a function of an integer of 32 bits, the size, that gives nothing
+    ["0303", "02", "00", "00"], // two functions of that type
+    ["0504", "01", "011010"], // one memory, of 16 pages of 64 KiB: two chunks
+    ["071b", "03", "066d656d6f7279", "0200", "03616464", "0000", "087375627472616374", "0001"], // by their names
+    ["0a57", "02", ...body("fdce01"), ...body("fdd101")], // i64x2.add, i64x2.sub
+  ];
+  return fromHex(module.flat().join(""));
+}
+
+/** The code of a function that puts two words and two others at a time through an operator. */
+function body(operator: string): readonly string[] {
+  return [
+    "2a", // 42 bytes follow
+    "01017f", // one integer of 32 bits besides the size: the place, which begins at 0
+    "0340", // loop
+    "2001", // the place, to store at
+    "2001fd000400", // two words from there: v128.load
+    "2001fd0004808020", // two others, a chunk further on
+    operator,
+    "fd0b0400", // v128.store
+    "200141106a2201", // 16 bytes further on
+    "200049", // is that below the size?
+    "0d00", // then once more
+    "0b0b",
+  ];
+}
+
+/** An adder without WebAssembly. */
+export function adderInJavaScript(): Adder {
+  const buffer = new ArrayBuffer(2 * CHUNK_BYTES);
+  const [words, others] = [new Int32Array(buffer, 0, CHUNK_BYTES / 4), new Int32Array(buffer, CHUNK_BYTES)];
+  return {
+    memory: { buffer },
+    add: (size) => add(words, others, size / 4),
+    subtract: (size) => subtract(words, others, size / 4),
+  };
+}
+
+type Halves = Int32Array<ArrayBuffer>;
+
+// Signed halves of words, and carries by bits: masks are random, so processors guess every other branch wrong.
+
+function add(words: Halves, others: Halves, end: number): void {
+  for (let low = 0; low < end; low += 2) {
+    const [a, b] = [words[low]!, others[low]!];
+    const sum = (a + b) | 0;
+    const carry = ((a & b) | ((a | b) & ~sum)) >>> 31;
+    words[low] = sum;
+    words[low + 1] = words[low + 1]! + others[low + 1]! + carry;
+  }
+}
+
+function subtract(words: Halves, others: Halves, end: number): void {
+  for (let low = 0; low < end; low += 2) {
+    const [a, b] = [words[low]!, others[low]!];
+    const rest = (a - b) | 0;
+    const borrow = ((~a & b) | (~(a ^ b) & rest)) >>> 31;
+    words[low] = rest;
+    words[low + 1] = words[low + 1]! - others[low + 1]! - borrow;
   }
 }

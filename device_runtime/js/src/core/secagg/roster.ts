@@ -1,16 +1,14 @@
-/** The roster, M2, as one device sees it, and the checks of its neighbours' advertisements.
+/** The roster, M2, as one device sees it: the neighbour graph, Merkle paths, and its neighbours' advertisements.
  *
  * Spec: docs/spec/secagg.md §3, §4, §6.
  */
 
 import { type Bytes, concat, equal, hex, littleEndian, u32 } from "../bytes.ts";
-import { DIGEST_BYTES, KEY_BYTES, M, message, openMessage, Reader, SIGNATURE_BYTES } from "./encoding.ts";
-import { BelowThreshold, DuplicateKey, ExpiredCredential, GraphMismatch, Malformed, SelfMismatch } from "./errors.ts";
-import { neighboursOf } from "./graph.ts";
-import type { AggregationPolicy, Invite } from "./invite.ts";
+import { keystream, sha256 } from "../cryptography.ts";
+import { DIGEST_BYTES, KEY_BYTES, M, message, openMessage, Reader, SIGNATURE_BYTES, tag } from "./encoding.ts";
+import * as errors from "./errors.ts";
+import { type AggregationPolicy, checkParameters, type GraphParameters, type Invite } from "./invite.ts";
 import { NO_CONTEXT, verify } from "./keys.ts";
-import { climb, depth } from "./merkle.ts";
-import { checkParameters, type GraphParameters } from "./parameters.ts";
 
 const DEVICE_BYTES = 16;
 const CREDENTIAL_BYTES = DEVICE_BYTES + 8 + SIGNATURE_BYTES;
@@ -51,7 +49,7 @@ export function decodeRoster(data: Bytes, inviteHash: Bytes, nMax: number): Rost
   const reader = openMessage(data, M.ROSTER, "the roster", inviteHash);
   const [n, k, t] = [reader.integer(4), reader.integer(4), reader.integer(4)];
   if (n === 0 || n > nMax || k >= n) {
-    throw new Malformed(`a roster of ${n} with ${k} neighbours each does not exist among at most ${nMax}`);
+    throw new errors.Malformed(`a roster of ${n} with ${k} neighbours each does not exist among at most ${nMax}`);
   }
   const [root, beacon, position] = [reader.take(DIGEST_BYTES), reader.take(BEACON_BYTES), reader.integer(4)];
   const length = DIGEST_BYTES * depth(n);
@@ -63,7 +61,7 @@ export function decodeRoster(data: Bytes, inviteHash: Bytes, nMax: number): Rost
   }));
   reader.close();
   if ([position, ...neighbours.map((entry) => entry.position)].some((place) => place >= n)) {
-    throw new Malformed(`the roster names a position that is not below ${n}`);
+    throw new errors.Malformed(`the roster names a position that is not below ${n}`);
   }
   return { n, k, t, root, beacon, position, path, neighbours };
 }
@@ -81,19 +79,19 @@ export async function checkRoster(
 ): Promise<void> {
   checkParameters(roster);
   if (roster.n < invite.minSum) {
-    throw new BelowThreshold(`the roster has ${roster.n} devices, and a sum must have ${invite.minSum}`);
+    throw new errors.BelowThreshold(`the roster has ${roster.n} devices, and a sum must have ${invite.minSum}`);
   }
   if (!equal(await climb(leafOf(own), roster.position, roster.path), roster.root)) {
-    throw new SelfMismatch("the roster does not hold this device with the keys that it sent");
+    throw new errors.SelfMismatch("the roster does not hold this device with the keys that it sent");
   }
   await checkBeacon(policy.authority, invite, roster);
   const expected = await neighboursOf(roster.position, roster, roster.root, roster.beacon);
   if (roster.neighbours.some((peer, rank) => peer.position !== expected[rank])) {
-    throw new GraphMismatch("the neighbours are not those that roster and beacon imply");
+    throw new errors.GraphMismatch("the neighbours are not those that roster and beacon imply");
   }
   for (const { position, device, path } of roster.neighbours) {
     if (!equal(await climb(leafOf(device), position, path), roster.root)) {
-      throw new GraphMismatch(`position ${position} is not what the roster holds there`, [position]);
+      throw new errors.GraphMismatch(`position ${position} is not what the roster holds there`, [position]);
     }
   }
   checkDistinct([own, ...roster.neighbours.map((peer) => peer.device)]);
@@ -112,7 +110,7 @@ export async function checkCredential(authority: Bytes, id: Bytes, credential: B
   reader.close();
   await verify(authority, signature, "credential", NO_CONTEXT, concat(id, device, littleEndian(expires, 8)));
   if (expires < until) {
-    throw new ExpiredCredential(`a credential ended at ${expires}, and must be good until ${until}`);
+    throw new errors.ExpiredCredential(`a credential ended at ${expires}, and must be good until ${until}`);
   }
   return { device, expires };
 }
@@ -121,7 +119,7 @@ async function checkBeacon(authority: Bytes, invite: Invite, { n, k, t, root, be
   if (k !== n - 1) {
     await verify(authority, beacon, "beacon", invite.hash, concat(u32(n, k, t), root));
   } else if (beacon.some((byte) => byte !== 0)) {
-    throw new GraphMismatch("there is a beacon, and everyone is everyone's neighbour: nothing was to be drawn");
+    throw new errors.GraphMismatch("there is a beacon, and everyone is everyone's neighbour: nothing was to be drawn");
   }
 }
 
@@ -136,7 +134,7 @@ function checkDistinct(devices: readonly Advertisement[]): void {
   for (const { id, maskKey, boxKey, credential } of devices) {
     for (const name of [id, maskKey, boxKey, credential.slice(0, DEVICE_BYTES)].map(hex)) {
       if (seen.has(name)) {
-        throw new DuplicateKey(`id or key ${name.slice(0, 12)}… occurs twice: one device plays several`);
+        throw new errors.DuplicateKey(`id or key ${name.slice(0, 12)}… occurs twice: one device plays several`);
       }
       seen.add(name);
     }
@@ -155,4 +153,40 @@ function readAdvertisement(reader: Reader): Advertisement {
     signature: reader.take(SIGNATURE_BYTES),
     credential: reader.take(CREDENTIAL_BYTES),
   };
+}
+
+/** The k neighbours of a position; the one at index x − 1 has rank x. The relation is symmetric. */
+async function neighboursOf(
+  position: number,
+  { n, k }: GraphParameters,
+  root: Bytes,
+  beacon: Bytes,
+): Promise<number[]> {
+  const stream = await keystream(await sha256(concat(tag("graph"), root, beacon)));
+  const drawn = new Uint8Array(8 * n);
+  await stream.fill(drawn, 0);
+  const view = new DataView(drawn.buffer);
+  const words = Array.from({ length: n }, (_, place) => view.getBigUint64(8 * place, true));
+  const ring = Array.from(words.keys()).sort((a, b) => (words[a]! < words[b]! ? -1 : Number(words[a]! > words[b]!)));
+  const place = ring.indexOf(position);
+  const near = Array.from({ length: n - 1 }, (_, index) => index + 1).filter(
+    (distance) => k === n - 1 || distance <= k / 2 || distance >= n - k / 2,
+  );
+  return near.map((distance) => ring[(place + distance) % n]!);
+}
+
+/** The number of siblings in a path, for n leaves. */
+export function depth(n: number): number {
+  return n <= 1 ? 0 : 32 - Math.clz32(n - 1);
+}
+
+/** The root that follows from a leaf, its position and its path. */
+export async function climb(leaf: Bytes, position: number, path: Bytes): Promise<Bytes> {
+  let node = await sha256(concat(Uint8Array.of(0), leaf));
+  for (let height = 0; height < path.length / 32; height++) {
+    const sibling = path.subarray(32 * height, 32 * height + 32);
+    const pair = (position >> height) & 1 ? [sibling, node] : [node, sibling];
+    node = await sha256(concat(Uint8Array.of(1), ...pair));
+  }
+  return node;
 }

@@ -4,12 +4,10 @@
  */
 
 import * as v from "valibot";
-import type { Bytes } from "../bytes.ts";
+import { type Bytes, bytes, checked, count, finite, parseJson, wide } from "../bytes.ts";
 import { FormatError } from "../errors.ts";
-import { bytes, checked, count, finite, parseJson, wide } from "../json.ts";
-import { blobSchema } from "../plan.ts";
-import { proofSchema, signatureSchema, signedSchema } from "../release.ts";
-import { successionSchema } from "../succession.ts";
+import { blobSchema } from "../plans/plan.ts";
+import { proofSchema, signatureSchema, signedSchema, successionSchema } from "./statements.ts";
 
 export const WIRE_VERSION = 1;
 const LONGEST_REPORTING_S = 7 * 86_400;

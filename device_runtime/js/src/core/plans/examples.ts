@@ -1,0 +1,176 @@
+/** Local examples: one array per field over all examples of a collection, what a plan demands of them, and its side of a
+ * hold-out. Spec: docs/spec/plan.md §1.1.
+ */
+
+import { type Bytes, utf8 } from "../bytes.ts";
+import { sha256 } from "../cryptography.ts";
+import { type AbortReason, AssignmentError } from "../errors.ts";
+import type { Field, Plan } from "./plan.ts";
+
+/** The values of a field, row by row. */
+export type Values =
+  | Float32Array<ArrayBuffer>
+  | BigInt64Array<ArrayBuffer>
+  | Int32Array<ArrayBuffer>
+  | Uint8Array<ArrayBuffer>;
+
+/** The values of one field, example by example; `shape` is that of a single example.
+ *
+ * ends: of lines of bytes, such as texts, that are each as long as they are, up to `shape`: where each ends in `values`.
+ */
+export interface Column {
+  readonly shape: readonly number[];
+  readonly values: Values;
+  readonly ends?: readonly number[];
+}
+
+/** The examples of a collection: `count` of them, and the column of every field by name. */
+export interface Examples {
+  readonly count: number;
+  readonly columns: ReadonlyMap<string, Column>;
+}
+
+/** Examples in named collections, in the app's storage. */
+export interface ExampleSource {
+  /** The number of examples per collection. */
+  counts(): Promise<ReadonlyMap<string, number>>;
+  /** All examples of a collection. */
+  load(collection: string): Promise<Examples>;
+  /** The number of examples that are at most `maxAgeS` old; 0 in a source that does not know their age. */
+  countRecent(collection: string, maxAgeS: number): Promise<number>;
+}
+
+/** Local examples are missing, too few, or do not fit the plan. */
+export class ExamplesError extends AssignmentError {
+  override readonly reason: AbortReason;
+
+  constructor(reason: "too-few-examples" | "invalid-examples", message: string) {
+    super(message);
+    this.reason = reason;
+  }
+}
+
+/** The typed array of each element type. */
+export const KINDS = { float32: Float32Array, int64: BigInt64Array, int32: Int32Array, uint8: Uint8Array } as const;
+
+/** Throws ExamplesError unless the examples are what the plan trains on: at least one, of its types, finite, in range. */
+export function checkExamples(plan: Plan, examples: Examples): void {
+  if (examples.count === 0) {
+    throw new ExamplesError("too-few-examples", `no examples in collection ${plan.examples.collection}`);
+  }
+  for (const field of plan.examples.fields) {
+    const column = examples.columns.get(field.name);
+    if (column === undefined) {
+      throw new ExamplesError("invalid-examples", `examples have no field ${field.name}, which the plan wants`);
+    }
+    checkColumn(field, column, examples.count);
+  }
+}
+
+/** A line of bytes of a column, which may have zeros at its end. */
+export function lineOf({ shape: [width = 0], values, ends }: Column, place: number): Uint8Array<ArrayBuffer> {
+  const [begin, end] = ends ? [ends[place - 1] ?? 0, ends[place]!] : [place * width, (place + 1) * width];
+  return (values as Uint8Array<ArrayBuffer>).subarray(begin, end);
+}
+
+/** The column with lines of bytes as long as its shape says, by zeros at their ends. Throws ExamplesError. */
+export function padded(name: string, column: Column, count: number): Column {
+  const [width = 0] = column.shape;
+  if (column.ends === undefined) return column;
+  const values = new Uint8Array(count * width);
+  for (let place = 0; place < count; place++) {
+    const line = lineOf(column, place);
+    if (line.length > width) {
+      throw new ExamplesError(
+        "invalid-examples",
+        `field ${name} of example ${place} has ${line.length} bytes, not ${width}`,
+      );
+    }
+    values.set(line, place * width);
+  }
+  return { shape: column.shape, values };
+}
+
+function checkColumn(field: Field, { shape, values }: Column, count: number): void {
+  const width = field.shape.reduce((size, axis) => size * axis, 1);
+  if (
+    !(values instanceof KINDS[field.dtype]) ||
+    shape.join() !== field.shape.join() ||
+    values.length !== count * width
+  ) {
+    const found = `${values.constructor.name}[${shape}] with ${values.length} values`;
+    throw new ExamplesError(
+      "invalid-examples",
+      `field ${field.name} holds ${found}, the plan wants ${field.dtype}[${field.shape}]`,
+    );
+  }
+  const [low, high] = field.dtype === "float32" ? [-Infinity, Infinity] : [-1, field.high];
+  if (high === null) return;
+  for (let place = 0; place < values.length; place++) {
+    const value = values[place]!;
+    if (!(value > low && value < high) && Number(value) !== field.ignored) {
+      const example = Math.floor(place / width);
+      throw new ExamplesError("invalid-examples", `field ${field.name} of example ${example} holds ${value}`);
+    }
+  }
+}
+
+/** The examples on the plan's side of its hold-out, in their order, which must fit the plan.
+ *
+ * Throws ExamplesError when they are fewer than `minExamples`, or none.
+ */
+export async function onSide(plan: Plan, examples: Examples, minExamples: number): Promise<Examples> {
+  const kept = plan.examples.hold_out === null ? examples : only(plan, examples, await places(plan, examples));
+  const least = Math.max(minExamples, 1);
+  if (kept.count < least) {
+    const found = `the plan runs on ${kept.count} examples of collection ${plan.examples.collection}`;
+    throw new ExamplesError("too-few-examples", `${found}, and the task needs ${least}`);
+  }
+  return kept;
+}
+
+/** The places of the examples on the plan's side of its hold-out, which it must have. */
+export async function places(
+  { examples: { fields, collection, hold_out } }: Pick<Plan, "examples">,
+  examples: Examples,
+): Promise<number[]> {
+  const { share, side } = hold_out!;
+  const columns = fields.map(({ name }) => bytesOf(examples.columns.get(name)!.values));
+  const start = utf8(`muster.hold-out.example.v1\0${collection}\0`);
+  const widths = columns.map((column) => column.length / examples.count);
+  const hashed = new Uint8Array(widths.reduce((size, width) => size + width, start.length));
+  hashed.set(start);
+  const found: number[] = [];
+  for (let place = 0; place < examples.count; place++) {
+    let at = start.length;
+    columns.forEach((column, index) => {
+      const width = widths[index]!;
+      hashed.set(column.subarray(place * width, (place + 1) * width), at);
+      at += width;
+    });
+    const digest = await sha256(hashed);
+    // A power of two scales a number exactly, and an integer and a number are compared exactly.
+    const isHeldOut = new DataView(digest.buffer, digest.byteOffset).getBigUint64(0) < share * 2 ** 64;
+    if (isHeldOut === (side === "held-out")) found.push(place);
+  }
+  return found;
+}
+
+/** The examples at some places. */
+export function only(plan: Plan, { count, columns }: Examples, kept: readonly number[]): Examples {
+  const chosen = plan.examples.fields.map(({ name }) => {
+    const { shape, values } = columns.get(name)!;
+    const width = values.length / count;
+    const left = new (values.constructor as new (size: number) => Values)(kept.length * width);
+    kept.forEach((place, index) => {
+      left.set(values.subarray(place * width, (place + 1) * width) as never, index * width);
+    });
+    return [name, { shape, values: left }] as const;
+  });
+  return { count: kept.length, columns: new Map(chosen) };
+}
+
+// Machines with a JavaScript engine are little-endian.
+function bytesOf({ buffer, byteOffset, byteLength }: Values): Bytes {
+  return new Uint8Array(buffer, byteOffset, byteLength);
+}
