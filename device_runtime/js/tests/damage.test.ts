@@ -31,6 +31,7 @@ const session = vectors("secagg/transcript.json");
 const checkpoint = device.checkpoints[3];
 const specs = Object.entries<number[]>(checkpoint.vectors).map(([name, one]) => ({ name, size: one.length }));
 
+const TARGET = { coordinator: new URL("http://127.0.0.1:1"), population: "p" };
 const PLACE = "assignment:http://127.0.0.1:1/:p";
 
 const { plan, plan_signature, release, evaluating_release, entry, head } = device.statements;
@@ -141,14 +142,14 @@ function examplesIn(data: Bytes) {
 function keeper(text: string): AssignmentKeeper {
   const store = new MemoryStore();
   void store.write({ [PLACE]: text });
-  return new AssignmentKeeper(store, new URL("http://127.0.0.1:1"), "p");
+  return new AssignmentKeeper(store, TARGET);
 }
 
 async function keptAssignment(): Promise<Bytes> {
   const store = new MemoryStore();
   const given = decodeAnswer("assignment", json(device.messages.good.assignment[0])) as Assignment;
   const work = { report: Uint8Array.of(1, 2, 255), collection: "typed", examples: 3, steps: 4, question: null };
-  const keeps = new AssignmentKeeper(store, new URL("http://127.0.0.1:1"), "p");
+  const keeps = new AssignmentKeeper(store, TARGET);
   await keeps.keep({ given, due: 1.5, phase: "trained", ...work });
   return json((await store.get(PLACE)) ?? "");
 }

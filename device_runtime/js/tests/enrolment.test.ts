@@ -25,8 +25,9 @@ test("an authority without TLS is not asked where the policy demands TLS", async
   const shown = { key: authority, url: "http://authority.example" };
   const enrolment = { key, device: "d-0", known: true, parties: { server: authority, authority }, shown };
   await store.write({ [`enrolment:${coordinator.href}`]: JSON.stringify(enrolment) });
+  const place = { coordinator, population: "p", policy: policyOf({ require_https: true }) };
   const transport = new Transport(platform, coordinator);
-  const enrolments = await Enrolments.of(platform, coordinator, transport, policyOf({ require_https: true }));
+  const enrolments = await Enrolments.of(platform, place, transport);
   await expect(enrolments.credential()).rejects.toThrow(PolicyForbids);
   expect(asked).toEqual([]);
 });

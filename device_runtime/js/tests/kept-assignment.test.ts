@@ -17,7 +17,7 @@ const coordinator = new URL("http://127.0.0.1:1");
 
 test("a kept assignment has its wide integers and bytes, and is of one population", async () => {
   const store = new MemoryStore();
-  const [keeper, other] = ["p", "q"].map((population) => new AssignmentKeeper(store, coordinator, population));
+  const [keeper, other] = ["p", "q"].map((population) => new AssignmentKeeper(store, { coordinator, population }));
   expect(await keeper!.get()).toBeNull();
   await keeper!.keep(kept);
   expect(await keeper!.get()).toEqual(kept);
@@ -28,7 +28,7 @@ test("a kept assignment has its wide integers and bytes, and is of one populatio
 
 test("a kept assignment that was damaged is an error once", async () => {
   const [store, place] = [new MemoryStore(), "assignment:http://127.0.0.1:1/:p"];
-  const keeper = new AssignmentKeeper(store, coordinator, "p");
+  const keeper = new AssignmentKeeper(store, { coordinator, population: "p" });
   await keeper.keep(kept);
   await store.write({ [place]: ((await store.get(place)) ?? "").replace("trained", "trainee") });
   await expect(keeper.get()).rejects.toThrow(StateDamaged);

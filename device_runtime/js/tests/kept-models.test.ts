@@ -11,7 +11,7 @@ function version(number: number) {
 }
 
 test("trials are counted for each version, whatever becomes of the others", async () => {
-  const keeper = new ModelKeeper(new MemoryStore(), coordinator, "phones", "keyboard");
+  const keeper = new ModelKeeper(new MemoryStore(), { coordinator, population: "phones" }, "keyboard");
   await keeper.count("a", 1);
   await keeper.fetch(version(2));
   await keeper.count("b", 1);
@@ -30,13 +30,13 @@ test("a population states its own models alone, whatever others are called", asy
     ["phones", 1],
     ["phones of friends", 2],
   ] as const) {
-    const keeper = new ModelKeeper(store, coordinator, population, "keyboard");
+    const keeper = new ModelKeeper(store, { coordinator, population }, "keyboard");
     await keeper.fetch(version(number));
     await keeper.take();
     const { signed } = version(number + 2);
     await keeper.refuse({ signed, engine: "onnxruntime-node", why: "it is bad", final: true });
   }
   const stated = { models: { keyboard: 1 }, refused: { keyboard: 3 } };
-  expect(await statedVersions(store, coordinator, "phones")).toEqual(stated);
-  expect(await statedVersions(store, coordinator, "phones of")).toEqual({});
+  expect(await statedVersions(store, { coordinator, population: "phones" })).toEqual(stated);
+  expect(await statedVersions(store, { coordinator, population: "phones of" })).toEqual({});
 });

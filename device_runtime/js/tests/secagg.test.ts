@@ -157,7 +157,7 @@ describe("the session of the transcript", () => {
       expect(hex(reply.message!)).toBe(session.sent[`M${number + 1}`][SLOT]);
       expect(reply.keep === undefined).toBe(number < 6);
     }
-    expect(await one.receive(got(12))).toEqual({ done: true });
+    expect(await one.receive(got(12))).toEqual({});
     expect(one.result.summed).toBe(true);
     expect(hex(one.result.aggregateHash)).toBe(session.aggregate.digest);
   });

@@ -1,5 +1,12 @@
 /** Bytes, texts and JSON: joined, compared, decoded, and what comes from others checked before it is used or shown. */
 
+export {
+  bytesToNumberLE as fromLittleEndian,
+  equalBytes as equal,
+  numberToBytesLE as littleEndian,
+} from "@noble/curves/utils.js";
+export { bytesToHex as hex, hexToBytes as fromHex } from "@noble/hashes/utils.js";
+
 import { isSafeNumber, parse } from "lossless-json";
 import * as v from "valibot";
 import { FormatError } from "./errors.ts";
@@ -43,51 +50,16 @@ export function letGo({ buffer }: { readonly buffer: ArrayBufferLike }): void {
   (buffer as { transfer?: (size: number) => ArrayBuffer }).transfer?.(0);
 }
 
-/** Whether two byte strings are equal. Not for secrets: the running time reveals where they differ. */
-export function equal(a: Uint8Array, b: Uint8Array): boolean {
-  return a.length === b.length && a.every((byte, place) => byte === b[place]);
-}
+// Machines with a JavaScript engine are little-endian.
 
 /** Unsigned 32-bit little-endian integers, joined. */
 export function u32(...values: readonly number[]): Bytes {
-  const data = new Uint8Array(4 * values.length);
-  const view = new DataView(data.buffer);
-  values.forEach((value, place) => {
-    view.setUint32(4 * place, value, true);
-  });
-  return data;
+  return new Uint8Array(Uint32Array.from(values).buffer);
 }
 
 /** Unsigned 64-bit little-endian integers, joined. Every value must be below 2^64. */
 export function u64(...values: readonly bigint[]): Bytes {
-  return concat(...values.map((value) => littleEndian(value, 8)));
-}
-
-/** An integer of any size as `size` little-endian bytes. */
-export function littleEndian(value: bigint, size: number): Bytes {
-  const data = new Uint8Array(size);
-  for (let place = 0; place < size; place++) {
-    data[place] = Number((value >> BigInt(8 * place)) & 255n);
-  }
-  return data;
-}
-
-/** The integer that little-endian bytes hold. */
-export function fromLittleEndian(data: Uint8Array): bigint {
-  return BigInt(`0x${hex(Uint8Array.from(data).reverse()) || "0"}`);
-}
-
-/** Lower-case hexadecimal digits. */
-export function hex(data: Uint8Array): string {
-  return Array.from(data, (byte) => byte.toString(16).padStart(2, "0")).join("");
-}
-
-/** The bytes of hexadecimal digits. Throws RangeError when the text has other characters. */
-export function fromHex(digits: string): Bytes {
-  if (!/^([0-9a-f]{2})*$/i.test(digits)) {
-    throw new RangeError(`${digits.slice(0, 40)} is not hexadecimal`);
-  }
-  return Uint8Array.from(digits.match(/../g) ?? [], (pair) => Number.parseInt(pair, 16));
+  return new Uint8Array(BigUint64Array.from(values).buffer);
 }
 
 /** Base64 with padding (RFC 4648 §4). In pieces: a text that grows letter by letter takes memory for each of them. */

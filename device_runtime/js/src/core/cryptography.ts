@@ -37,14 +37,17 @@ export interface Suite {
   sha256(data: Bytes): Promise<Bytes>;
   /** HKDF-SHA-256 (RFC 5869) to 32 bytes. */
   hkdf(secret: Bytes, salt: Bytes, info: Bytes): Promise<Bytes>;
+  /** The private key of 32 bytes that signs by Ed25519. */
   signingKey(secret: Bytes): Promise<SigningKey>;
   /** Whether an Ed25519 public key of 32 bytes made the signature over the message. */
   verifies(publicKey: Bytes, signature: Bytes, message: Bytes): Promise<boolean>;
+  /** The private key of 32 bytes that makes secrets with peers by X25519. */
   pairKey(secret: Bytes): Promise<PairKey>;
   /** A box of AES-256-GCM with a zero nonce. A key must seal only one. */
   seal(key: Bytes, content: Bytes, about: Bytes): Promise<Bytes>;
   /** The content of a box. Throws when it does not open. */
   openBox(key: Bytes, box: Bytes, about: Bytes): Promise<Bytes>;
+  /** The stream of AES-256-CTR under a key. */
   keystream(key: Bytes): Promise<Keystream>;
 }
 
@@ -253,20 +256,18 @@ function suite(): Promise<Suite> {
   return inUse!;
 }
 
-/** SHA-256, 32 bytes. */
-export async function sha256(data: Bytes): Promise<Bytes> {
-  return (await suite()).sha256(data);
+/** A function of the suite in use, as `Suite` describes it. */
+function ofSuite<K extends keyof Suite>(name: K): Suite[K] {
+  const call = async (...given: unknown[]) => ((await suite())[name] as (...given: unknown[]) => unknown)(...given);
+  return call as unknown as Suite[K];
 }
 
-/** HKDF-SHA-256 (RFC 5869) to 32 bytes. */
-export async function hkdf(secret: Bytes, salt: Bytes, info: Bytes): Promise<Bytes> {
-  return (await suite()).hkdf(secret, salt, info);
-}
-
-/** The private key of 32 bytes that signs by Ed25519. */
-export async function signingKey(secret: Bytes): Promise<SigningKey> {
-  return (await suite()).signingKey(secret);
-}
+export const sha256 = ofSuite("sha256");
+export const hkdf = ofSuite("hkdf");
+export const signingKey = ofSuite("signingKey");
+export const seal = ofSuite("seal");
+export const openBox = ofSuite("openBox");
+export const keystream = ofSuite("keystream");
 
 /** Whether an Ed25519 public key of 32 bytes made the signature over the message. */
 export async function verifies(publicKey: Bytes, signature: Bytes, message: Bytes): Promise<boolean> {
@@ -288,19 +289,4 @@ export async function pairKey(secret: Bytes): Promise<PairKey> {
     return shared;
   };
   return { public: key.public, agree };
-}
-
-/** A box of AES-256-GCM. A key must seal only one. */
-export async function seal(key: Bytes, content: Bytes, about: Bytes): Promise<Bytes> {
-  return (await suite()).seal(key, content, about);
-}
-
-/** The content of a box. Throws when it does not open. */
-export async function openBox(key: Bytes, box: Bytes, about: Bytes): Promise<Bytes> {
-  return (await suite()).openBox(key, box, about);
-}
-
-/** The stream of AES-256-CTR under a key. */
-export async function keystream(key: Bytes): Promise<Keystream> {
-  return (await suite()).keystream(key);
 }

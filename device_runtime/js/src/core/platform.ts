@@ -14,6 +14,12 @@ export interface Store {
   write(changes: Readonly<Record<string, string | null>>): Promise<void>;
 }
 
+/** A population of a coordinator. */
+export interface Target {
+  readonly coordinator: URL;
+  readonly population: string;
+}
+
 /** Prefixes of the store's keys for a device's identity at coordinators and authorities.
  *
  * These are removed when it leaves. Records of use, answered rounds and releases stay, so that its guards still hold
@@ -106,4 +112,10 @@ export async function keptSigningKey(store: Store, name: string): Promise<Signin
   } catch (error) {
     throw new StateDamaged(`a key of this device cannot be read: ${String(error)}`);
   }
+}
+
+/** Bytes of bodies sent and received. */
+export interface BytesMoved {
+  up: number;
+  down: number;
 }

@@ -217,8 +217,8 @@ export class BrowserDevice {
 
   /** The plan of the last assignment; null when there was none, or it is not kept any more. */
   async lastPlan(): Promise<TrainedPlan | null> {
-    const { coordinator, population } = this.#target;
-    const last = await new AssignmentKeeper(this.#store, new URL(coordinator), population).get();
+    const target = { ...this.#target, coordinator: new URL(this.#target.coordinator) };
+    const last = await new AssignmentKeeper(this.#store, target).get();
     const kept = last === null ? null : await new CachedBlobs(this.#database).get(last.given.plan.sha256);
     if (last === null || kept === null) return null;
     const plan = decodePlan(kept, last.given.round);

@@ -4,7 +4,7 @@ import { type Bytes, base64, fromBase64 } from "../bytes.ts";
 import { FormatError, StateDamaged } from "../errors.ts";
 import { decodeVectors } from "../plans/checkpoint.ts";
 import type { BlobRef } from "../plans/plan.ts";
-import { keptJson, type Store } from "../platform.ts";
+import { keptJson, type Store, type Target } from "../platform.ts";
 import { type Signed, same } from "../wire/statements.ts";
 
 const PLACE = "models";
@@ -51,7 +51,7 @@ export class ModelKeeper {
   readonly #store: Store;
   readonly #key: string;
 
-  constructor(store: Store, coordinator: URL, population: string, name: string) {
+  constructor(store: Store, { coordinator, population }: Target, name: string) {
     this.#store = store;
     this.#key = `${coordinator.href} ${population} ${name}`;
   }
@@ -149,7 +149,7 @@ export async function keptBlobs(store: Store): Promise<ReadonlySet<string>> {
 }
 
 /** The numbers of the versions of a population's models that this device has, and of those that it refused last. */
-export async function statedVersions(store: Store, coordinator: URL, population: string) {
+export async function statedVersions(store: Store, { coordinator, population }: Target) {
   const start = `${coordinator.href} ${population} `;
   const mine = Object.entries(await rows(store))
     .filter(([key]) => key.slice(0, key.lastIndexOf(" ") + 1) === start) // a model's name has no space

@@ -8,7 +8,7 @@ import { stringify } from "lossless-json";
 import * as v from "valibot";
 import { type Bytes, base64, bytes, checked, count, finite, parseJson } from "../bytes.ts";
 import { type DeviceError, FormatError, Refused, StateDamaged } from "../errors.ts";
-import { IDENTITY, keptJson, type Store } from "../platform.ts";
+import { IDENTITY, keptJson, type Store, type Target } from "../platform.ts";
 import { assignmentSchema, type RetryWindow } from "../wire/messages.ts";
 
 const PLACE = "journal";
@@ -139,7 +139,7 @@ export class AssignmentKeeper {
   readonly #store: Store;
   readonly #place: string;
 
-  constructor(store: Store, coordinator: URL, population: string) {
+  constructor(store: Store, { coordinator, population }: Target) {
     this.#store = store;
     this.#place = `${IDENTITY.assignment}${coordinator.href}:${population}`;
   }

@@ -6,26 +6,17 @@
 
 import * as v from "valibot";
 import { type Bytes, plain } from "../bytes.ts";
-import {
-  AssignmentError,
-  ConfigError,
-  DeviceError,
-  ModelClosed,
-  ModelRefused,
-  NoModel,
-  NotAllowedNow,
-  PolicyForbids,
-} from "../errors.ts";
-import { type KeptVersion, keptBlobs, ModelKeeper } from "../kept/models.ts";
+import * as errors from "../errors.ts";
+import { type KeptVersion, ModelKeeper } from "../kept/models.ts";
 import { FOR_MODEL, failure, NOTHING_YET, writeJournal, writeRemark } from "../kept/sessions.ts";
-import { Guard } from "../permission/guard.ts";
-import { checkHttps, type Place } from "../permission/policy.ts";
+import type { Guard } from "../permission/guard.ts";
+import type { Place } from "../permission/policy.ts";
 import { AgainstLimits, checkModelRelease, signedRelease, withinLimits } from "../permission/releases.ts";
 import { encodeVector } from "../plans/checkpoint.ts";
 import { type BlobRef, isBlob, keptRefs, parameterCount } from "../plans/plan.ts";
 import type { Platform } from "../platform.ts";
-import { Enrolments } from "../protocol/enrolment.ts";
-import { keptOrFetched, Transport } from "../protocol/transport.ts";
+import { Visit } from "../protocol/enrolment.ts";
+import { Transport } from "../protocol/transport.ts";
 import { type ModelRelease, modelName, type Signed, same } from "../wire/statements.ts";
 import { type Personalised, trained } from "./personal.ts";
 import { type Columns, type Inputs, type Recipe, recipeOf, Version } from "./version.ts";
@@ -60,7 +51,7 @@ export class Model {
 
   private constructor(platform: Platform, place: Stoppable, name: string, alone: Alone) {
     [this.#platform, this.#place, this.#name, this.#alone] = [platform, place, name, alone];
-    this.#keeper = new ModelKeeper(platform.store, place.coordinator, place.population, name);
+    this.#keeper = new ModelKeeper(platform.store, place, name);
   }
 
   /** The model with the version that this device took last; no network is needed. Throws ConfigError for no name.
@@ -75,7 +66,7 @@ export class Model {
     warn: (words: string) => void,
   ): Promise<Model> {
     if (!v.is(modelName, name)) {
-      throw new ConfigError(`${name} is no name of a model: take 1 to 64 lower-case letters, digits, - and _`);
+      throw new errors.ConfigError(`${name} is no name of a model: take 1 to 64 lower-case letters, digits, - and _`);
     }
     const model = new Model(platform, place, name, alone);
     await model.reload(warn);
@@ -89,7 +80,7 @@ export class Model {
       if (current === null || (this.#opened !== null && same(current.signed, this.#opened.signed))) return;
       await this.#swap(await this.#kept(current));
     } catch (error) {
-      if (!(error instanceof DeviceError)) throw error;
+      if (!(error instanceof errors.DeviceError)) throw error;
       warn(`the kept version of model ${this.#name} cannot be used: ${error.message}`);
     }
   }
@@ -118,7 +109,7 @@ export class Model {
   async predict(columns: Inputs): Promise<Columns> {
     this.#checkOpen();
     if (this.#opened === null) {
-      throw new NoModel(`no version of model ${this.#name} is here yet: refresh() fetches one`);
+      throw new errors.NoModel(`no version of model ${this.#name} is here yet: refresh() fetches one`);
     }
     return this.#opened.version.predict(columns);
   }
@@ -129,11 +120,11 @@ export class Model {
    * during a session of the device, a TransportError, and any other DeviceError as a session's outcome would name it.
    */
   async refresh(): Promise<boolean> {
-    return this.#visit(async (transport, guard) => {
-      guard.checkModel();
-      const signed = await transport.model(this.#place.population, this.#name);
+    return this.#visit(async (visit) => {
+      visit.guard.checkPopulation();
+      const signed = await visit.transport.model(this.#place.population, this.#name);
       if (signed === null || (this.#opened !== null && same(signed, this.#opened.signed))) return false;
-      await this.#swap(await this.#take(signed, transport, guard));
+      await this.#swap(await this.#take(signed, visit));
       return true;
     });
   }
@@ -147,12 +138,12 @@ export class Model {
    * session's outcome would name it; then all stays as it was.
    */
   async personalise(): Promise<Personalised> {
-    return this.#visit(async (transport, guard) => {
+    return this.#visit(async (visit) => {
       const { store, now } = this.#platform;
       const entry = { ...NOTHING_YET, task: FOR_MODEL + this.#name };
-      const moved = () => ({ bytes_up: transport.moved.up, bytes_down: transport.moved.down });
+      const moved = () => ({ bytes_up: visit.transport.moved.up, bytes_down: visit.transport.moved.down });
       try {
-        const [outcome, steps] = await this.#made(transport, guard);
+        const [outcome, steps] = await this.#made(visit);
         const losses = `loss ${outcome.before.toPrecision(6)} before and ${outcome.after.toPrecision(6)} after`;
         const used = outcome.kept ? "kept" : "not kept";
         const detail = `version ${outcome.version}, ${losses}, on ${outcome.leftOut} examples left out: ${used}`;
@@ -160,8 +151,8 @@ export class Model {
         await writeJournal(store, now(), { ...entry, ...facts });
         return outcome;
       } catch (error) {
-        if (!(error instanceof DeviceError)) throw error;
-        const forbidden = error instanceof PolicyForbids || error instanceof NotAllowedNow;
+        if (!(error instanceof errors.DeviceError)) throw error;
+        const forbidden = error instanceof errors.PolicyForbids || error instanceof errors.NotAllowedNow;
         const facts = { ...failure(error), ...(forbidden ? ({ outcome: "not-now" } as const) : {}), ...moved() };
         await writeJournal(store, now(), { ...entry, ...facts, detail: plain(error.message) });
         throw error;
@@ -199,43 +190,38 @@ export class Model {
     await opened?.version.retire();
   }
 
-  /** Do work with the coordinator's transport and the owner's limits, once nothing else uses the platform. */
-  async #visit<T>(work: (transport: Transport, guard: Guard) => Promise<T>): Promise<T> {
+  /** Do work that visits the coordinator, once nothing else uses the platform. */
+  async #visit<T>(work: (visit: Visit) => Promise<T>): Promise<T> {
     this.#checkOpen();
     return this.#alone(async () => {
       this.#checkOpen();
-      const { coordinator, population, policy } = this.#place;
-      const transport = new Transport(this.#platform, coordinator);
-      const guard = await Guard.of(this.#platform, policy, population);
-      checkHttps(policy, "the coordinator", coordinator);
-      transport.identity = await Enrolments.of(this.#platform, coordinator, transport, policy);
+      const transport = new Transport(this.#platform, this.#place.coordinator);
+      const visit = await Visit.begin(this.#platform, this.#place, transport);
       try {
-        return await work(transport, guard);
+        return await work(visit);
       } finally {
-        await guard.spend(bytesOf(transport), 0);
-        await this.#platform.blobs.trim(policy.cache_bytes, await keptBlobs(this.#platform.store));
+        await visit.guard.spend(0);
+        await visit.trim();
       }
     });
   }
 
   /** Train the kept version, and use and keep the result if it is better. What came of it, and the steps. */
-  async #made(transport: Transport, guard: Guard): Promise<[Personalised, number]> {
+  async #made(visit: Visit): Promise<[Personalised, number]> {
     const { engine, conditions } = this.#platform;
-    guard.checkIn();
+    visit.guard.checkIn();
     await conditions();
     const { current } = await this.#keeper.get();
-    if (current === null) throw new NoModel(`no version of model ${this.#name} is here yet: refresh() fetches one`);
+    if (current === null)
+      throw new errors.NoModel(`no version of model ${this.#name} is here yet: refresh() fetches one`);
     const { signed } = current;
     const release = await signedRelease(this.#place.policy, signed);
     const recipe = await recipeOf(release, (ref) => this.#mine(ref));
     const made = await trained(release, recipe.plan, {
-      platform: this.#platform,
-      guard,
-      moved: bytesOf(transport),
+      visit,
       mine: (ref) => this.#mine(ref),
-      fetch: (ref) => this.#blob(ref, transport),
       keep: (refs) => this.#keeper.add(refs),
-      keepGoing: () => this.#keepGoing(guard),
+      keepGoing: () => this.#keepGoing(visit.guard),
     });
     const { before, after, examples, leftOut, isBetter: kept, params } = made;
     const own = kept ? encodeVector("params", params) : null;
@@ -247,7 +233,7 @@ export class Model {
   }
 
   #keepGoing(guard: Guard): boolean {
-    if (this.#place.stopping?.aborted) throw new NotAllowedNow("the application is stopping");
+    if (this.#place.stopping?.aborted) throw new errors.NotAllowedNow("the application is stopping");
     guard.checkWork();
     return true;
   }
@@ -270,7 +256,7 @@ export class Model {
   }
 
   /** Check a release, and what it names. A refusal is remembered, and told to the owner once. */
-  async #take(signed: Signed, transport: Transport, guard: Guard): Promise<Opened> {
+  async #take(signed: Signed, visit: Visit): Promise<Opened> {
     const { policy, population } = this.#place;
     let admitted = false;
     try {
@@ -278,12 +264,12 @@ export class Model {
       await checkModelRelease(this.#platform, release, signed.signer, population, this.#name);
       const { refused } = await this.#keeper.get();
       const known = refused?.final && same(refused.signed, signed) && refused.engine === this.#platform.engine.name;
-      if (known) throw new ModelRefused(refused.why);
+      if (known) throw new errors.ModelRefused(refused.why);
       admitted = true;
-      return await this.#tried(signed, release, transport, guard);
+      return await this.#tried(signed, release, visit);
     } catch (error) {
-      const refusal = error instanceof AssignmentError ? new ModelRefused(plain(error.message)) : error;
-      if (refusal instanceof ModelRefused) {
+      const refusal = error instanceof errors.AssignmentError ? new errors.ModelRefused(plain(error.message)) : error;
+      if (refusal instanceof errors.ModelRefused) {
         await this.#refuse(signed, refusal.message, admitted && !(refusal instanceof AgainstLimits));
       }
       throw refusal;
@@ -291,22 +277,21 @@ export class Model {
   }
 
   /** Fetch what a release names, try it, and put it in the place of the version before. */
-  async #tried(signed: Signed, release: ModelRelease, transport: Transport, guard: Guard): Promise<Opened> {
+  async #tried(signed: Signed, release: ModelRelease, visit: Visit): Promise<Opened> {
     const { current } = await this.#keeper.get();
     const pending = await this.#keeper.fetch({ signed, blobs: [release.plan, release.parameters] });
-    const get = (ref: BlobRef) => this.#blob(ref, transport);
-    withinLimits(() => guard.checkSizes(release.plan, release.parameters, bytesOf(transport)));
-    const recipe = await recipeOf(release, get);
-    await this.#checkLimits(release, recipe, transport, guard);
+    withinLimits(() => visit.guard.checkSizes(release.plan, release.parameters));
+    const recipe = await recipeOf(release, (ref) => visit.blob(ref));
+    await this.#checkLimits(release, recipe, visit.guard);
     const training = keptRefs(recipe.plan).filter((ref) => current?.blobs.some(({ sha256 }) => sha256 === ref.sha256));
     const blobs = [release.plan, ...recipe.blobs.values(), ...training];
     await this.#keeper.fetch({ ...pending, blobs });
     const parts = new Map<string, Bytes>();
-    for (const ref of recipe.blobs.values()) parts.set(ref.sha256, await get(ref));
+    for (const ref of recipe.blobs.values()) parts.set(ref.sha256, await visit.blob(ref));
     const what = `${this.#platform.engine.name} ${release.plan.sha256} ${release.parameters.sha256}`;
     const trials = await this.#keeper.trials(what);
     if (trials >= MOST_TRIALS) {
-      throw new ModelRefused(`version ${release.number} ended this process on trial, ${trials} times`);
+      throw new errors.ModelRefused(`version ${release.number} ended this process on trial, ${trials} times`);
     }
     const own = await this.#keeper.personal(signed, parameterCount(recipe.plan));
     const all = this.#parts(recipe, own, async (ref) => parts.get(ref.sha256)!);
@@ -323,12 +308,12 @@ export class Model {
     }
   }
 
-  async #checkLimits(release: ModelRelease, { plan, blobs }: Recipe, transport: Transport, guard: Guard) {
+  async #checkLimits(release: ModelRelease, { plan, blobs }: Recipe, guard: Guard) {
     const sizes = new Map([...blobs].map(([kind, { size }]) => [kind, size]));
     let missing = 0;
     for (const ref of blobs.values()) missing += (await this.#held(ref)) === null ? ref.size : 0;
     sizes.set("plan", release.plan.size);
-    withinLimits(() => guard.checkPredict(plan, sizes, bytesOf(transport), missing));
+    withinLimits(() => guard.checkPredict(plan, sizes, missing));
   }
 
   /** The version that is kept as the one in use. The policy may have changed since, and blobs too. */
@@ -362,14 +347,10 @@ export class Model {
     await writeRemark(store, { at: now(), outcome: "model-refused", detail: `model ${this.#name}: ${why}` });
   }
 
-  async #blob(ref: BlobRef, transport: Transport): Promise<Bytes> {
-    return keptOrFetched(ref, this.#platform.blobs, transport);
-  }
-
   /** A blob that must be here. Throws ModelRefused. */
   async #mine(ref: BlobRef): Promise<Bytes> {
     const held = await this.#held(ref);
-    if (held === null) throw new ModelRefused(`blob ${ref.sha256.slice(0, 12)}… is not in the cache any more`);
+    if (held === null) throw new errors.ModelRefused(`blob ${ref.sha256.slice(0, 12)}… is not in the cache any more`);
     return held;
   }
 
@@ -379,10 +360,6 @@ export class Model {
   }
 
   #checkOpen(): void {
-    if (this.#isClosed) throw new ModelClosed(`model ${this.#name} is closed`);
+    if (this.#isClosed) throw new errors.ModelClosed(`model ${this.#name} is closed`);
   }
-}
-
-function bytesOf({ moved: { up, down } }: Transport): number {
-  return up + down;
 }

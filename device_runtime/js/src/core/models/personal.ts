@@ -7,14 +7,13 @@
 import type { Tensor } from "onnxruntime-common";
 import type { Bytes } from "../bytes.ts";
 import { NonFiniteReport, PlanRefused } from "../errors.ts";
-import type { Guard } from "../permission/guard.ts";
-import { decodeFrozen, decodeVectors } from "../plans/checkpoint.ts";
-import { flatTensor, Graph } from "../plans/engine.ts";
+import { decodeVectors, frozenOf } from "../plans/checkpoint.ts";
+import { flatTensor, withGraphs } from "../plans/engine.ts";
 import { checkExamples, type Examples, ExamplesError, only, places } from "../plans/examples.ts";
-import { type BlobRef, FORMAT, loopGraph, type PassPlan, type Plan, parameterCount } from "../plans/plan.ts";
+import { type BlobRef, loopGraph, type PassPlan, type Plan, parameterCount, runGraphs } from "../plans/plan.ts";
 import type { Float32 } from "../plans/report.ts";
 import { letGoOf, type Swept, sweep, type Work } from "../plans/runner.ts";
-import type { Platform } from "../platform.ts";
+import type { Visit } from "../protocol/enrolment.ts";
 import { tokenized } from "../texts/tokenizer.ts";
 import type { ModelRelease } from "../wire/statements.ts";
 
@@ -64,10 +63,7 @@ function localPass(plan: Plan): number {
 /** The graphs that local steps need, by name. Throws PlanRefused where there is no local model, or not this format. */
 function localGraphs(plan: Plan): ReadonlyMap<string, BlobRef> {
   const { name } = plan.passes[localPass(plan)]!;
-  const graphs = plan.graphs[FORMAT];
-  if (graphs === undefined) {
-    throw new PlanRefused(`plan ${plan.name} has graphs in ${Object.keys(plan.graphs)}, this device runs ${FORMAT}`);
-  }
+  const graphs = runGraphs(plan);
   return new Map([`${name}.begin`, loopGraph(Object.keys(graphs), name)].map((graph) => [graph, graphs[graph]!]));
 }
 
@@ -174,15 +170,10 @@ export interface Personalised {
   readonly kept: boolean;
 }
 
-/** What a training needs. moved: bytes of this visit. mine: a blob of the version. fetch: a graph. keep: notes graphs that
- * stay. keepGoing: asked between steps.
- */
+/** What a training needs. mine: a blob of the version. keep: notes graphs that stay. keepGoing: asked between steps. */
 interface Means {
-  readonly platform: Platform;
-  readonly guard: Guard;
-  readonly moved: number;
+  readonly visit: Visit;
   readonly mine: (ref: BlobRef) => Promise<Bytes>;
-  readonly fetch: (ref: BlobRef) => Promise<Bytes>;
   readonly keep: (refs: readonly BlobRef[]) => Promise<void>;
   readonly keepGoing: () => boolean;
 }
@@ -191,25 +182,26 @@ interface Means {
 export async function trained(
   release: ModelRelease,
   plan: Plan,
-  { platform, guard, moved, mine, fetch, keep, keepGoing }: Means,
+  { visit, mine, keep, keepGoing }: Means,
 ): Promise<Measured & { readonly examples: number; readonly leftOut: number }> {
-  const { engine, examples: source } = platform;
+  const { engine, examples: source } = visit.platform;
   const { collection } = plan.examples;
   const refs = localGraphs(plan);
   const count = (await source.counts()).get(collection) ?? 0;
-  guard.checkPlan({ plan: release.plan, checkpoint: release.parameters }, plan, count, moved);
+  visit.guard.checkPlan({ plan: release.plan, checkpoint: release.parameters }, plan, count);
   const { examples: all } = await tokenized(plan, await source.load(collection), mine, keepGoing);
   checkExamples(plan, all);
   const [examples, leftOut] = await divided(plan, all);
   const broadcast = decodeVectors(await mine(release.parameters), [{ name: "params", size: parameterCount(plan) }]);
-  const frozen = plan.frozen === null ? new Map() : decodeFrozen(await mine(plan.frozen.blob), plan.frozen.vectors);
-  const graphs = new Map<string, Graph>();
-  try {
-    for (const [name, ref] of refs) graphs.set(name, await Graph.load(engine, await fetch(ref), name));
-    await keep([...refs.values()]);
-    const work = { engine, plan, graphs, broadcast, frozen, examples, key: KEY, keepGoing };
-    return { ...(await personalise(work, leftOut)), examples: examples.count, leftOut: leftOut.count };
-  } finally {
-    for (const graph of graphs.values()) await graph.release();
-  }
+  const frozen = await frozenOf(plan, mine);
+  return withGraphs(
+    engine,
+    refs,
+    (ref) => visit.blob(ref),
+    async (graphs) => {
+      await keep([...refs.values()]);
+      const work = { engine, plan, graphs, broadcast, frozen, examples, key: KEY, keepGoing };
+      return { ...(await personalise(work, leftOut)), examples: examples.count, leftOut: leftOut.count };
+    },
+  );
 }

@@ -15,10 +15,10 @@ import {
   stepCount,
 } from "../plans/plan.ts";
 import { reportSize } from "../plans/report.ts";
-import { keptJson, type Platform } from "../platform.ts";
+import { type BytesMoved, keptJson, type Platform } from "../platform.ts";
 import type { Assignment } from "../wire/messages.ts";
 import { verifyPlan } from "../wire/statements.ts";
-import type { Policy } from "./policy.ts";
+import type { Place } from "./policy.ts";
 import { checkRelease } from "./releases.ts";
 
 const DAY_S = 86_400;
@@ -35,46 +35,44 @@ interface Spent {
 
 /** The checks of one session, in the order of their use. */
 export class Guard {
-  readonly policy: Policy;
   readonly #platform: Platform;
-  readonly #population: string;
+  readonly #place: Place;
+  readonly #moved: BytesMoved;
   readonly #spent: readonly Spent[];
   /** Answers to questions of the last week, before this session. */
   readonly #answers: number;
   #started: number | null = null;
 
-  private constructor(
-    platform: Platform,
-    policy: Policy,
-    population: string,
-    spent: readonly Spent[],
-    answers: number,
-  ) {
+  private constructor(platform: Platform, place: Place, moved: BytesMoved, spent: readonly Spent[], answers: number) {
     this.#platform = platform;
-    this.policy = policy;
-    this.#population = population;
+    this.#place = place;
+    this.#moved = moved;
     this.#spent = spent;
     this.#answers = answers;
   }
 
-  /** The guard of a session. It knows the use of the last day; one of the future counts for a day from now on. */
-  static async of(platform: Platform, policy: Policy, population: string): Promise<Guard> {
+  /** The guard of a session. It knows the use of the last day; one of the future counts for a day from now on.
+   *
+   * moved: the bytes of this session, as they are counted.
+   */
+  static async of(platform: Platform, place: Place, moved: BytesMoved): Promise<Guard> {
     const [now, kept] = [platform.now(), (await keptJson<Spent[]>(platform.store, PLACE)) ?? []];
     const recent = kept.filter(({ at }) => now - at < DAY_S).map((one) => ({ ...one, at: Math.min(one.at, now) }));
     if (kept.some(({ at }) => at > now)) await platform.store.write({ [PLACE]: JSON.stringify(recent) });
-    return new Guard(platform, policy, population, recent, (await answersOf(platform)).length);
+    return new Guard(platform, place, moved, recent, (await answersOf(platform)).length);
   }
 
   /** Count the use of this session so far, replacing its earlier count. */
-  async spend(bytes: number, sessions: number): Promise<void> {
+  async spend(sessions: number): Promise<void> {
+    const bytes = this.#moved.up + this.#moved.down;
     const now = { at: this.#platform.now(), seconds: this.seconds, bytes, sessions };
     await this.#platform.store.write({ [PLACE]: JSON.stringify([...this.#spent, now]) });
   }
 
   /** Check the population and the day's budget before the first request. Throws PolicyForbids. */
   checkIn(): void {
-    this.#checkPopulation();
-    const { per_day } = this.policy;
+    this.checkPopulation();
+    const { per_day } = this.#place.policy;
     const rules = [
       ["compute_seconds", this.#used("seconds"), per_day.compute_seconds],
       ["bytes", this.#used("bytes"), per_day.bytes],
@@ -87,23 +85,26 @@ export class Guard {
     }
   }
 
-  /** Check the population before asking for a model. Throws PolicyForbids. */
-  checkModel(): void {
-    this.#checkPopulation();
+  /** Check the population, before anything is asked of the coordinator for it. Throws PolicyForbids. */
+  checkPopulation(): void {
+    const { populations } = this.#place.policy;
+    if (populations !== null && !populations.includes(this.#place.population)) {
+      throw forbidden("populations", `it does not name ${this.#place.population}`);
+    }
   }
 
-  /** Check the limits of a plan before fetching what predicts. moved: bytes of this visit so far; missing: still to come.
+  /** Check the limits of a plan before fetching what predicts. missing: bytes that are still to come.
    *
    * Throws PlanRefused.
    */
-  checkPredict(plan: Plan, sizes: ReadonlyMap<string, number>, moved: number, missing: number): void {
-    const { plan: limits } = this.policy;
+  checkPredict(plan: Plan, sizes: ReadonlyMap<string, number>, missing: number): void {
+    const { plan: limits } = this.#place.policy;
     const all = [...sizes.values()].reduce((sum, size) => sum + size, 0);
     const kept = all - (sizes.get("plan") ?? 0) - (sizes.get("parameters") ?? 0);
     atMost("plan.parameters", parameterCount(plan), limits.parameters);
     atMost("plan.graph_bytes", kept, limits.graph_bytes);
     atMost("plan.memory_bytes", all, limits.memory_bytes);
-    this.#checkBytes(moved + missing);
+    this.#checkBytes(missing);
   }
 
   /** The counts of examples in collections that a coordinator may know. */
@@ -112,7 +113,7 @@ export class Guard {
   }
 
   /** Whether a plan may train on a collection, and a coordinator may know its number of examples. */
-  readonly shows = (collection: string): boolean => this.policy.collections?.includes(collection) ?? true;
+  readonly shows = (collection: string): boolean => this.#place.policy.collections?.includes(collection) ?? true;
 
   /** Check an earlier session's work before finishing it: the policy may have changed.
    *
@@ -120,7 +121,7 @@ export class Guard {
    * Throws PolicyForbids or PlanRefused.
    */
   async checkKept({ given, phase, collection, report, question }: KeptAssignment): Promise<void> {
-    this.#checkPopulation();
+    this.checkPopulation();
     if (phase === "assigned") return;
     await this.#checkRound(given, true);
     this.#checkCollection(collection);
@@ -133,36 +134,33 @@ export class Guard {
     this.#checkAnswer(question, this.#answers);
   }
 
-  /** Check cohort, signature or release, and size before fetching the plan. `moved`: bytes of this session so far.
-   *
-   * Throws PlanRefused.
-   */
-  async checkAssignment(given: Assignment, moved: number): Promise<void> {
+  /** Check cohort, signature or release, and size before fetching the plan. Throws PlanRefused. */
+  async checkAssignment(given: Assignment): Promise<void> {
     await this.#checkRound(given, false);
-    this.checkSizes(given.plan, given.checkpoint, moved);
+    this.checkSizes(given.plan, given.checkpoint);
   }
 
-  /** Check sizes before fetching a plan and the model's parameters. `moved`: bytes so far. Throws PlanRefused. */
-  checkSizes(plan: BlobRef, parameters: BlobRef, moved: number): void {
+  /** Check sizes before fetching a plan and the model's parameters. Throws PlanRefused. */
+  checkSizes(plan: BlobRef, parameters: BlobRef): void {
     if (plan.size > MOST_PLAN_BYTES) {
       throw new PlanRefused(`the plan has ${plan.size} bytes, a device reads at most ${MOST_PLAN_BYTES}`);
     }
-    this.#checkBytes(moved + plan.size + parameters.size);
-    atMost("plan.memory_bytes", plan.size + parameters.size, this.policy.plan.memory_bytes);
+    this.#checkBytes(plan.size + parameters.size);
+    atMost("plan.memory_bytes", plan.size + parameters.size, this.#place.policy.plan.memory_bytes);
   }
 
   /** Check that the cache can hold the bytes that a plan needs between rounds. Throws PlanRefused. */
   checkCache(needed: number): void {
     // What does not stay would be fetched in every round. With 0 that is what the owner wants.
-    atMost("cache_bytes", needed, this.policy.cache_bytes || null);
+    atMost("cache_bytes", needed, this.#place.policy.cache_bytes || null);
   }
 
   /** Check schema, limits and collection before reading examples and fetching graphs. This starts the timer.
    *
-   * examples: their number. moved: bytes of this session so far. Throws PlanRefused.
+   * examples: their number. Throws PlanRefused.
    */
-  checkPlan(given: Pick<Assignment, "plan" | "checkpoint">, plan: Plan, examples: number, moved: number): void {
-    const limits = this.policy.plan;
+  checkPlan(given: Pick<Assignment, "plan" | "checkpoint">, plan: Plan, examples: number): void {
+    const limits = this.#place.policy.plan;
     const received = plan.broadcast.find(({ name }) => name === "params")?.size;
     if (received !== parameterCount(plan)) {
       throw new PlanRefused(`the plan's schema has ${parameterCount(plan)} parameters, its broadcast ${received}`);
@@ -175,7 +173,7 @@ export class Guard {
     atMost("plan.graph_bytes", kept, limits.graph_bytes);
     const held = given.plan.size + given.checkpoint.size + kept + report + batchBytes(plan);
     atMost("plan.memory_bytes", held, limits.memory_bytes);
-    this.#checkBytes(moved + kept + given.checkpoint.size + report);
+    this.#checkBytes(kept + given.checkpoint.size + report);
     atMost("plan.batch_examples", visited, limits.batch_examples);
     this.#checkCollection(plan.examples.collection);
     this.#started = this.#platform.workSeconds();
@@ -183,8 +181,8 @@ export class Guard {
 
   /** Call this while training. Throws PlanRefused when the compute seconds of plan or day are used up. */
   checkWork(): void {
-    atMost("plan.compute_seconds", this.seconds, this.policy.plan.compute_seconds);
-    atMost("per_day.compute_seconds", this.#used("seconds") + this.seconds, this.policy.per_day.compute_seconds);
+    atMost("plan.compute_seconds", this.seconds, this.#place.policy.plan.compute_seconds);
+    atMost("per_day.compute_seconds", this.#used("seconds") + this.seconds, this.#place.policy.per_day.compute_seconds);
   }
 
   /** Seconds of work in this session. */
@@ -193,7 +191,7 @@ export class Guard {
   }
 
   #checkAnswer(question: string | null, answers: number): void {
-    const { allowed, per_week } = this.policy.questions;
+    const { allowed, per_week } = this.#place.policy.questions;
     if (question === null) return;
     if (!allowed) throw refused("questions.allowed", "the plan asks a question");
     if (per_week !== null && answers >= per_week) {
@@ -205,27 +203,21 @@ export class Guard {
     return this.#spent.reduce((sum, one) => sum + one[what], 0);
   }
 
-  #checkPopulation(): void {
-    const { populations } = this.policy;
-    if (populations !== null && !populations.includes(this.#population)) {
-      throw forbidden("populations", `it does not name ${this.#population}`);
-    }
-  }
-
   #checkCollection(collection: string): void {
     if (!this.shows(collection)) {
       throw refused("collections", `the plan wants ${collection}`);
     }
   }
 
-  /** session: bytes of this session, as far as known. */
-  #checkBytes(session: number): void {
-    atMost("per_day.bytes", this.#used("bytes") + session, this.policy.per_day.bytes);
+  /** more: bytes that this session still needs, as far as known. */
+  #checkBytes(more: number): void {
+    const session = this.#moved.up + this.#moved.down + more;
+    atMost("per_day.bytes", this.#used("bytes") + session, this.#place.policy.per_day.bytes);
   }
 
   /** Check cohort, and signature or release. again: an earlier session accepted the assignment. */
   async #checkRound(given: Assignment, again: boolean): Promise<void> {
-    const { require_secure_aggregation, min_cohort, min_noise_multiplier } = this.policy;
+    const { require_secure_aggregation, min_cohort, min_noise_multiplier } = this.#place.policy;
     if (require_secure_aggregation && given.secagg === null) {
       throw refused("require_secure_aggregation", "the round asks for the report in the clear");
     }
@@ -241,12 +233,12 @@ export class Guard {
     if (given.secagg === null) {
       await this.#checkSignature(given);
     } else {
-      await checkRelease(this.#platform, this.policy, this.#population, given, again);
+      await checkRelease(this.#platform, this.#place, given, again);
     }
   }
 
   async #checkSignature({ plan, plan_signature: signature }: Assignment): Promise<void> {
-    const { signers } = this.policy;
+    const { signers } = this.#place.policy;
     if (signers.length === 0) return;
     if (signature === null || !signers.includes(signature.signer)) {
       throw refused(

@@ -3,6 +3,7 @@
 import * as v from "valibot";
 import type { Bytes } from "../bytes.ts";
 import { ConfigError, FormatError, PolicyForbids } from "../errors.ts";
+import type { Target } from "../platform.ts";
 import { publicKey } from "../wire/statements.ts";
 
 const amount = v.nullish(v.pipe(v.number(), v.minValue(0)), null);
@@ -58,9 +59,7 @@ interface NamedAuthority {
 }
 
 /** Where a device takes part, and under which policy. */
-export interface Place {
-  readonly coordinator: URL;
-  readonly population: string;
+export interface Place extends Target {
   readonly policy: Policy;
 }
 

@@ -26,7 +26,7 @@ import {
   verifiedModelRelease,
   verifiedRelease,
 } from "../wire/statements.ts";
-import type { Policy } from "./policy.ts";
+import type { Place, Policy } from "./policy.ts";
 
 const LOG = "require_release_log";
 
@@ -45,8 +45,7 @@ interface Shown {
  */
 export async function checkRelease(
   { store, now }: Platform,
-  policy: Policy,
-  population: string,
+  { policy, population }: Place,
   given: Assignment,
   again: boolean,
 ): Promise<Release> {

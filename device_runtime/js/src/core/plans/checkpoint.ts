@@ -8,7 +8,7 @@ import * as v from "valibot";
 import { type Bytes, checked, concat, count, hex, littleEndian, parseJson, utf8 } from "../bytes.ts";
 import { sha256 } from "../cryptography.ts";
 import { FormatError } from "../errors.ts";
-import type { FrozenVector, VectorSpec } from "./plan.ts";
+import type { BlobRef, FrozenVector, Plan, VectorSpec } from "./plan.ts";
 import type { Float32 } from "./report.ts";
 
 const HEAD_BYTES = 8;
@@ -59,6 +59,11 @@ export function decodeFrozen(data: Bytes, specs: readonly FrozenVector[]): Map<s
     found.set(name, dtype === "uint8" ? own : new Float32Array(own.buffer));
   }
   return found;
+}
+
+/** The frozen vectors of a plan, none if it has none. blob: the bytes of a blob. */
+export async function frozenOf({ frozen }: Plan, blob: (ref: BlobRef) => Promise<Bytes>) {
+  return frozen === null ? new Map<string, never>() : decodeFrozen(await blob(frozen.blob), frozen.vectors);
 }
 
 interface Tensor {

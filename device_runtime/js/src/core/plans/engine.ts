@@ -9,6 +9,7 @@ import type { InferenceSession, Tensor } from "onnxruntime-common";
 import type { Bytes } from "../bytes.ts";
 import { PlanRefused, RuntimeFailed } from "../errors.ts";
 import { checkGraph } from "./onnx-check.ts";
+import type { BlobRef } from "./plan.ts";
 
 /** What an implementation of ONNX Runtime must offer. */
 export interface OnnxRuntime {
@@ -111,5 +112,21 @@ export class Graph {
   /** Free the engine's memory. */
   async release(): Promise<void> {
     await this.#session.release();
+  }
+}
+
+/** Do work with graphs by name, which are released after it. blob: the bytes of a graph. */
+export async function withGraphs<T>(
+  engine: Engine,
+  refs: Iterable<readonly [name: string, ref: BlobRef]>,
+  blob: (ref: BlobRef) => Promise<Bytes>,
+  work: (graphs: ReadonlyMap<string, Graph>) => Promise<T>,
+): Promise<T> {
+  const graphs = new Map<string, Graph>();
+  try {
+    for (const [name, ref] of refs) graphs.set(name, await Graph.load(engine, await blob(ref), name));
+    return await work(graphs);
+  } finally {
+    for (const graph of graphs.values()) await graph.release();
   }
 }

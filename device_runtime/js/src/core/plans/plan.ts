@@ -198,6 +198,13 @@ export function loopGraph(graphs: readonly string[], pass: string): string {
   return graphs.includes(many) ? many : `${pass}.step`;
 }
 
+/** The graphs of a plan that this device runs, by name. Throws PlanRefused when it has none in this format. */
+export function runGraphs({ name, graphs }: Plan): Readonly<Record<string, BlobRef>> {
+  const found = graphs[FORMAT];
+  if (found !== undefined) return found;
+  throw new PlanRefused(`plan ${name} has graphs in ${Object.keys(graphs)}, this device runs ${FORMAT}`);
+}
+
 /** The blobs that a device keeps between rounds: its graphs, frozen vectors and tokenizers. */
 export function keptRefs(plan: Plan): BlobRef[] {
   const frozen = plan.frozen === null ? [] : [plan.frozen.blob];

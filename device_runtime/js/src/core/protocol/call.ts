@@ -6,7 +6,7 @@
 import { type Bytes, base64, base64url, hex, joined, plain, utf8 } from "../bytes.ts";
 import { type RandomSource, type SigningKey, sha256 } from "../cryptography.ts";
 import { BadAnswer, FormatError, Refused, Unreachable } from "../errors.ts";
-import type { Platform } from "../platform.ts";
+import type { BytesMoved, Platform } from "../platform.ts";
 import { decodeAnswer } from "../wire/messages.ts";
 
 const COVERED = ["@method", "@authority", "@path", "@query"];
@@ -103,12 +103,6 @@ export interface Answer {
   readonly status: number;
   readonly headers: Headers;
   readonly body: Bytes;
-}
-
-/** Bytes of bodies sent and received. */
-export interface BytesMoved {
-  up: number;
-  down: number;
 }
 
 type Timer = ReturnType<typeof setTimeout>;

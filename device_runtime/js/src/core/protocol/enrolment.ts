@@ -1,4 +1,4 @@
-/** Enrolment: a device registers with a coordinator once, and signs with the id that it received.
+/** Enrolment: a device registers with a coordinator once, and visits it with the id that it received.
  *
  * It pins the keys of secure rounds at first sight, and gets its credential from the authority. Spec: docs/spec/wire.md §9.
  */
@@ -6,14 +6,17 @@
 import { type Bytes, base64, fromBase64, hex, littleEndian, utf8 } from "../bytes.ts";
 import { type SigningKey, sha256 } from "../cryptography.ts";
 import { FormatError, SecaggRefused, TransportError } from "../errors.ts";
-import { checkHttps, namedAuthority, type Policy } from "../permission/policy.ts";
+import { keptBlobs } from "../kept/models.ts";
+import { Guard } from "../permission/guard.ts";
+import { checkHttps, namedAuthority, type Place } from "../permission/policy.ts";
+import type { BlobRef } from "../plans/plan.ts";
 import { IDENTITY, keptJson, type Platform } from "../platform.ts";
 import { SecaggError } from "../secagg/errors.ts";
 import { sign } from "../secagg/keys.ts";
 import { checkCredential } from "../secagg/roster.ts";
 import { currentKey, follow, type Succession } from "../wire/statements.ts";
 import { deviceId, keyText, type Signer } from "./call.ts";
-import { type Identity, Transport } from "./transport.ts";
+import { type Identity, keptOrFetched, Transport } from "./transport.ts";
 
 /** The fraction of its validity after which a credential is renewed. */
 const SPENT = 2 / 3;
@@ -65,23 +68,21 @@ export async function deviceKeys({ signingKey }: Platform): Promise<DeviceKeys> 
 export class Enrolments implements Identity {
   readonly keys: DeviceKeys;
   readonly #platform: Platform;
-  readonly #coordinator: URL;
+  readonly #place: Place;
   readonly #transport: Transport;
-  readonly #policy: Policy;
   #enrolment: Enrolment | null = null;
 
-  private constructor(platform: Platform, coordinator: URL, transport: Transport, keys: DeviceKeys, policy: Policy) {
+  private constructor(platform: Platform, place: Place, transport: Transport, keys: DeviceKeys) {
     this.#platform = platform;
-    this.#coordinator = coordinator;
+    this.#place = place;
     this.#transport = transport;
-    this.#policy = policy;
     this.keys = keys;
   }
 
   /** The enrolment that the store holds for a coordinator, if any. Throws StateDamaged. */
-  static async of(platform: Platform, coordinator: URL, transport: Transport, policy: Policy): Promise<Enrolments> {
-    const found = new Enrolments(platform, coordinator, transport, await deviceKeys(platform), policy);
-    found.#enrolment = await keptJson<Enrolment>(platform.store, found.#place);
+  static async of(platform: Platform, place: Place, transport: Transport): Promise<Enrolments> {
+    const found = new Enrolments(platform, place, transport, await deviceKeys(platform));
+    found.#enrolment = await keptJson<Enrolment>(platform.store, found.#key);
     return found;
   }
 
@@ -152,11 +153,11 @@ export class Enrolments implements Identity {
 
   /** The authority's key that this device uses: the policy's, or the first that it saw. */
   get #pinned(): Bytes {
-    return namedAuthority(this.#policy)?.key ?? fromBase64(this.#enrolment?.parties?.authority ?? "");
+    return namedAuthority(this.#place.policy)?.key ?? fromBase64(this.#enrolment?.parties?.authority ?? "");
   }
 
-  get #place(): string {
-    return `${IDENTITY.enrolment}${this.#coordinator.href}`;
+  get #key(): string {
+    return `${IDENTITY.enrolment}${this.#place.coordinator.href}`;
   }
 
   async #enrol(): Promise<Enrolment> {
@@ -169,7 +170,7 @@ export class Enrolments implements Identity {
   }
 
   async #keep(enrolment: Enrolment): Promise<Enrolment> {
-    await this.#platform.store.write({ [this.#place]: JSON.stringify(enrolment) });
+    await this.#platform.store.write({ [this.#key]: JSON.stringify(enrolment) });
     this.#enrolment = enrolment;
     return enrolment;
   }
@@ -181,7 +182,7 @@ export class Enrolments implements Identity {
     const good = kept !== null && (await this.#isGood(kept));
     if (good && now() < kept.renewAt) return kept;
     try {
-      const fresh = await this.#ask(pinned, new URL(namedAuthority(this.#policy)?.url || shownUrl));
+      const fresh = await this.#ask(pinned, new URL(namedAuthority(this.#place.policy)?.url || shownUrl));
       await store.write({ [credentialPlace(pinned)]: JSON.stringify(fresh) });
       return fresh;
     } catch (error) {
@@ -207,7 +208,7 @@ export class Enrolments implements Identity {
   }
 
   async #ask(pinned: Bytes, url: URL): Promise<KeptCredential> {
-    checkHttps(this.#policy, "the authority", url);
+    checkHttps(this.#place.policy, "the authority", url);
     const [key, own] = [keyText(this.keys.device.public), this.keys.secagg.public];
     const about = await sha256(utf8(key));
     const message = async (created: number) => ({
@@ -240,5 +241,42 @@ async function refusing<T>(check: () => Promise<T>): Promise<T> {
   } catch (error) {
     if (error instanceof FormatError || error instanceof SecaggError) throw new SecaggRefused(error.message);
     throw error;
+  }
+}
+
+/** A visit of a device to a coordinator: its calls, under the owner's limits, by the device's identity. */
+export class Visit {
+  readonly platform: Platform;
+  readonly place: Place;
+  readonly transport: Transport;
+  readonly guard: Guard;
+  readonly enrolments: Enrolments;
+
+  private constructor(platform: Platform, place: Place, transport: Transport, guard: Guard, enrolments: Enrolments) {
+    this.platform = platform;
+    this.place = place;
+    this.transport = transport;
+    this.guard = guard;
+    this.enrolments = enrolments;
+  }
+
+  /** Begin a visit. Throws StateDamaged, and PolicyForbids when the policy demands TLS. */
+  static async begin(platform: Platform, place: Place, transport: Transport): Promise<Visit> {
+    const guard = await Guard.of(platform, place, transport.moved);
+    checkHttps(place.policy, "the coordinator", place.coordinator);
+    const enrolments = await Enrolments.of(platform, place, transport);
+    transport.identity = enrolments;
+    return new Visit(platform, place, transport, guard, enrolments);
+  }
+
+  /** A plan, a graph or another blob that is kept between visits. */
+  blob(ref: BlobRef): Promise<Bytes> {
+    return keptOrFetched(ref, this.platform.blobs, this.transport);
+  }
+
+  /** Remove blobs beyond the policy's cache, but none that models need. */
+  async trim(): Promise<void> {
+    const { blobs, store } = this.platform;
+    await blobs.trim(this.place.policy.cache_bytes, await keptBlobs(store));
   }
 }

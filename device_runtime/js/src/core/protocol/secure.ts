@@ -42,39 +42,24 @@ import {
   verifiedEntry,
   verifiedRelease,
 } from "../wire/statements.ts";
-import type { Enrolments } from "./enrolment.ts";
-import type { Transport } from "./transport.ts";
+import type { Visit } from "./enrolment.ts";
 
 /** The seconds that a request waits for a message, and the seconds between two requests. */
 const [WAIT_S, PAUSE_S] = [20, 0.2];
 /** The unmasked vector of a report. */
 export const UNWEIGHTED = "values";
 
-/** The surroundings of a secure round: the coordinator, the conversation, the parties, and the stored state. */
-interface Means {
-  readonly coordinator: URL;
-  readonly transport: Transport;
-  readonly enrolments: Enrolments;
-  readonly keeper: AssignmentKeeper;
-}
-
-/** The secure delivery of one assignment. least: the fewest reports of a valid sum. */
+/** The secure delivery of one assignment. */
 export class SecureDelivery {
+  readonly #visit: Visit;
   readonly #platform: Platform;
-  readonly #coordinator: URL;
-  readonly #transport: Transport;
-  readonly #enrolments: Enrolments;
   readonly #keeper: AssignmentKeeper;
-  readonly #least: number;
   readonly #keepGoing: () => boolean;
 
-  constructor(platform: Platform, means: Means, least: number, keepGoing: () => boolean) {
-    this.#platform = platform;
-    this.#coordinator = means.coordinator;
-    this.#transport = means.transport;
-    this.#enrolments = means.enrolments;
-    this.#keeper = means.keeper;
-    this.#least = least;
+  constructor(visit: Visit, keeper: AssignmentKeeper, keepGoing: () => boolean) {
+    this.#visit = visit;
+    this.#platform = visit.platform;
+    this.#keeper = keeper;
     this.#keepGoing = keepGoing;
   }
 
@@ -110,7 +95,7 @@ export class SecureDelivery {
   async #begin(kept: KeptAssignment, layout: ReportLayout): Promise<[Client, Bytes]> {
     const { given, report, examples } = kept;
     const policy = await this.#policy(given);
-    const { credential } = await this.#enrolments.credential();
+    const { credential } = await this.#visit.enrolments.credential();
     const invite = await this.#accept(policy, given, layout);
     const values = decodeVectors(report, [{ name: UNWEIGHTED, size: reportSize(layout) - 1 }]).get(UNWEIGHTED);
     if (values === undefined) {
@@ -122,20 +107,20 @@ export class SecureDelivery {
     const [lastRound, now] = [await this.#lastRound(given), BigInt(Math.floor(this.#platform.now()))];
     await this.#answer(given, invite.round);
     const input = { vector, weight, credential, lastRound, now, ...(await held(given, layout)) };
-    return [new Client(this.#enrolments.keys.secagg, policy, input, this.#platform.random), given.secagg!];
+    return [new Client(this.#visit.enrolments.keys.secagg, policy, input, this.#platform.random), given.secagg!];
   }
 
   /** The client of a session in which the masked report may have left, and M8. */
   async #resume({ given, report }: KeptAssignment): Promise<[Client, Bytes]> {
-    const client = Client.restore(this.#enrolments.keys.secagg, await this.#policy(given), report);
+    const client = Client.restore(this.#visit.enrolments.keys.secagg, await this.#policy(given), report);
     return [client, await this.#hear(given.assignment, M.SURVIVORS)];
   }
 
   /** The policy with the keys that this device pinned. The assignment must show the pinned key or a successor. */
   async #policy(given: Assignment): Promise<AggregationPolicy> {
-    const { authority } = await this.#enrolments.credential();
-    const serverKey = await this.#enrolments.server(given.server);
-    return { serverKey, authority, minSum: Math.max(this.#least, LEAST_COHORT) };
+    const { authority } = await this.#visit.enrolments.credential();
+    const serverKey = await this.#visit.enrolments.server(given.server);
+    return { serverKey, authority, minSum: Math.max(this.#visit.place.policy.min_cohort, LEAST_COHORT) };
   }
 
   /** The invitation of an assignment, if this device may accept it. */
@@ -172,18 +157,18 @@ export class SecureDelivery {
     }
     const evaluates = lineage !== null && evaluationBy(await verifiedRelease(release), plan.sha256) !== null;
     const model = evaluates ? `/${(await verifiedEntry(lineage)).round}` : "";
-    return [`answered:${this.#coordinator.href}:${task}`, `answered:${await digestOf(release)}${model}`];
+    return [`answered:${this.#visit.place.coordinator.href}:${task}`, `answered:${await digestOf(release)}${model}`];
   }
 
   /** Send a message. Returns the coordinator's next one. */
   async #say(assignment: string, message: Bytes): Promise<Bytes> {
     const number = numberOf(message);
     try {
-      const answer = await this.#transport.say(assignment, number, message, WAIT_S);
+      const answer = await this.#visit.transport.say(assignment, number, message, WAIT_S);
       return answer === null ? await this.#hear(assignment, number + 1) : only(number + 1, answer);
     } catch (error) {
       if (error instanceof Refused && error.reason === "unusable-message" && number === M.ADVERTISE) {
-        await this.#enrolments.refused();
+        await this.#visit.enrolments.refused();
       }
       throw error;
     }
@@ -191,7 +176,7 @@ export class SecureDelivery {
 
   async #hear(assignment: string, number: number): Promise<Bytes> {
     while (this.#keepGoing()) {
-      const message = await this.#transport.hear(assignment, number, WAIT_S);
+      const message = await this.#visit.transport.hear(assignment, number, WAIT_S);
       if (message !== null) return only(number, message);
       await this.#platform.sleep(PAUSE_S);
     }

@@ -15,13 +15,12 @@ import {
   Unreachable,
 } from "../errors.ts";
 import { type BlobRef, isBlob } from "../plans/plan.ts";
-import type { BlobCache, Platform } from "../platform.ts";
+import type { BlobCache, BytesMoved, Platform } from "../platform.ts";
 import { type ANSWERS, type Assignment, decodeAnswer, type Rejected, WIRE_VERSION } from "../wire/messages.ts";
 import type { Signed } from "../wire/statements.ts";
 import {
   type Answer,
   BYTES_TYPE,
-  type BytesMoved,
   type Call,
   digestField,
   JSON_TYPE,

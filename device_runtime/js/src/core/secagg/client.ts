@@ -51,11 +51,10 @@ import {
   survivorsDigest,
 } from "./states.ts";
 
-/** The answer to a message: the bytes to send next, the state that must be durable before, and whether it was the last. */
+/** The answer to a message: the bytes to send next, none after the last, and the state that must be durable before. */
 interface Reply {
   readonly message?: Bytes;
   readonly keep?: Bytes;
-  readonly done: boolean;
 }
 
 /** M12: whether the session came to a sum, and the server's signed account of it. */
@@ -65,20 +64,16 @@ export interface SessionResult {
   readonly transcriptRoot: Bytes;
 }
 
-type State =
-  | { readonly due: typeof M.INVITE; readonly is: SessionInput }
-  | { readonly due: typeof M.ROSTER; readonly is: Advertised }
-  | { readonly due: typeof M.DELIVER; readonly is: Shared }
-  | { readonly due: typeof M.INCLUDED; readonly is: Opened }
-  | { readonly due: "after M7"; readonly is: ClientState };
-type Step = readonly [State | null, Reply];
+/** By the numbers of the messages that may come next, what answers them. */
+type Due = Readonly<Record<number, (data: Bytes) => Promise<Reply>>>;
 
 /** A device in one session. */
 export class Client {
   readonly #identity: SigningKey;
   readonly #policy: AggregationPolicy;
   readonly #random: RandomSource;
-  #state: State | null;
+  /** null once the session is over. */
+  #due: Due | null;
   #result: SessionResult | null = null;
 
   /** `begin` is the device's input at the start of a session; to continue a session use `restore`. */
@@ -91,7 +86,7 @@ export class Client {
     this.#identity = identity;
     this.#policy = policy;
     this.#random = random;
-    this.#state = "stage" in begin ? { due: "after M7", is: begin } : { due: M.INVITE, is: begin };
+    this.#due = "stage" in begin ? this.#afterM7(begin) : { [M.INVITE]: (data) => this.#advertise(begin, data) };
   }
 
   /** The client of a restarted device, from the last `Reply.keep`. Throws Malformed. */
@@ -109,32 +104,21 @@ export class Client {
 
   /** Handle a message of the server. Any SecaggError ends the session and drops its secrets. */
   async receive(data: Bytes): Promise<Reply> {
-    const state = this.#state;
-    this.#state = null; // so that an error leaves nothing
-    const [after, reply] = await this.#step(state, data);
-    this.#state = after;
-    return reply;
-  }
-
-  #step(state: State | null, data: Bytes): Promise<Step> {
-    if (state === null) {
+    const due = this.#due;
+    this.#due = null; // so that an error leaves nothing
+    if (due === null) {
       throw new errors.OutOfOrder("the session is over: this device answers nothing more");
     }
     const number = numberOf(data);
-    if (state.due === M.INVITE && number === M.INVITE) return this.#advertise(state.is, data);
-    if (state.due === M.ROSTER && number === M.ROSTER) return this.#share(state.is, data);
-    if (state.due === M.DELIVER && number === M.DELIVER) return complain(state.is, data);
-    if (state.due === M.INCLUDED && number === M.INCLUDED) return this.#mask(state.is, data);
-    if (state.due === "after M7") {
-      if (number === M.SURVIVORS) return this.#confirm(state.is, data);
-      if (number === M.CONFIRMATIONS) return this.#checkAndReveal(state.is, data);
-      if (number === M.RESULT) return this.#finish(state.is, data);
+    const answer = due[number];
+    if (answer === undefined) {
+      throw new errors.OutOfOrder(`M${number} is not due: a device answers in order, and once`);
     }
-    throw new errors.OutOfOrder(`M${number} is not due: a device answers in order, and once`);
+    return answer(data);
   }
 
   /** M0 to M1. */
-  async #advertise(given: SessionInput, data: Bytes): Promise<Step> {
+  async #advertise(given: SessionInput, data: Bytes): Promise<Reply> {
     const invite = await acceptInvitation(this.#policy, data, given, given.lastRound);
     const maskSecret = this.#random(KEY_BYTES);
     const [maskKey, boxKey] = [await pairKey(maskSecret), await pairKey(this.#random(KEY_BYTES))];
@@ -146,14 +130,12 @@ export class Client {
       credential: given.credential,
     };
     const is = { given, invite, maskSecret, maskKey, boxKey, device };
-    return [
-      { due: M.ROSTER, is },
-      { message: encodeAdvertisement(invite.hash, device), done: false },
-    ];
+    this.#due = { [M.ROSTER]: (roster) => this.#share(is, roster) };
+    return { message: encodeAdvertisement(invite.hash, device) };
   }
 
   /** M2 to M3. */
-  async #share({ given, invite, maskSecret, maskKey, boxKey, device }: Advertised, data: Bytes): Promise<Step> {
+  async #share({ given, invite, maskSecret, maskKey, boxKey, device }: Advertised, data: Bytes): Promise<Reply> {
     const roster = decodeRoster(data, invite.hash, invite.nMax);
     await checkRoster(this.#policy, invite, device, roster, given.now);
     const { n, k, t, root, beacon, position } = roster;
@@ -171,14 +153,19 @@ export class Client {
     }
     const commitment = await sha256(concat(tag("commit"), sid, u32(position), littleEndian(seed, KEY_BYTES)));
     const is = { given, invite, roster, sid, seed, maskSecrets, boxSecrets };
-    return [
-      { due: M.DELIVER, is },
-      { message: message(M.SHARES, sid, commitment, ...boxes), done: false },
-    ];
+    this.#due = { [M.DELIVER]: (delivery) => this.#complain(is, delivery) };
+    return { message: message(M.SHARES, sid, commitment, ...boxes) };
+  }
+
+  /** M4 to M5: the shares of every neighbour whose box opens, and complaints about the others. */
+  async #complain(shared: Shared, data: Bytes): Promise<Reply> {
+    const opened = await openBoxes(shared, data);
+    this.#due = { [M.INCLUDED]: (set) => this.#mask(opened, set) };
+    return { message: message(M.COMPLAINTS, shared.sid, bitmap(opened.accused, shared.roster.n)) };
   }
 
   /** M6 to M7. Afterwards the device no longer has its own secrets. */
-  async #mask(opened: Opened, data: Bytes): Promise<Step> {
+  async #mask(opened: Opened, data: Bytes): Promise<Reply> {
     const { given, invite, sid, roster, seed, maskSecrets } = opened.before;
     const kept = included(opened, data);
     const words = await pack(invite.segments, given.vector, given.weight, invite.wMax, this.#random);
@@ -192,73 +179,64 @@ export class Client {
     await addMasks(words, masks);
     const bytes = new Uint8Array(words.buffer);
     const signature = await sign(this.#identity, "masked", sid, await sha256(bytes));
-    return [
-      { due: "after M7", is: kept },
-      { message: message(M.MASKED, sid, bytes, signature), ...keeping(kept) },
-    ];
+    return this.#keeping(kept, message(M.MASKED, sid, bytes, signature));
   }
 
   /** M8 to M9. The same M8 again gets the same answer, another M8 gets none. */
-  async #confirm(kept: ClientState, data: Bytes): Promise<Step> {
+  async #confirm(kept: ClientState, data: Bytes): Promise<Reply> {
     const alive = readSet(data, M.SURVIVORS, "the survivor set", kept.sid, kept.n);
     if (kept.stage !== STAGE.MASKED && !sameSet(alive, kept.alive)) {
       throw kept.stage === STAGE.REVEALED
         ? new errors.AlreadyRevealed("this device revealed its shares for another survivor set, and reveals no others")
-        : new errors.InconsistentSurvivors("this device was shown another survivor set before, and signs one", [
-            kept.position,
-          ]);
+        : new errors.InconsistentSurvivors("this device was shown another survivor set before, and signs one");
     }
     checkSurvivors(kept, alive);
     const settled = kept.stage === STAGE.MASKED ? { ...kept, stage: STAGE.CONFIRMED, alive } : kept;
     const signature = await sign(this.#identity, "survivors", settled.sid, await survivorsDigest(settled));
-    const reply = { message: message(M.CONFIRM, settled.sid, signature), ...keeping(settled) };
-    return [{ due: "after M7", is: settled }, reply];
+    return this.#keeping(settled, message(M.CONFIRM, settled.sid, signature));
   }
 
   /** M10 to M11: one share of every neighbour. */
-  async #checkAndReveal(kept: ClientState, data: Bytes): Promise<Step> {
+  async #checkAndReveal(kept: ClientState, data: Bytes): Promise<Reply> {
     if (kept.stage === STAGE.MASKED) {
       throw new errors.OutOfOrder("confirmations came before survivors were settled");
     }
     await checkConfirmations(kept, data);
     const revealed = reveal(kept);
-    return [
-      { due: "after M7", is: revealed },
-      { message: encodeUnmask(revealed), ...keeping(revealed) },
-    ];
+    return this.#keeping(revealed, encodeUnmask(revealed));
   }
 
   /** M12. The client drops its state, and the host can delete the kept one. */
-  async #finish(kept: ClientState, data: Bytes): Promise<Step> {
+  async #finish(kept: ClientState, data: Bytes): Promise<Reply> {
     const reader = openMessage(data, M.RESULT, "the result", kept.sid);
-    const [status, aggregateHash, transcriptRoot, signature] = [
+    const [status, aggregateHash, transcriptRoot] = [
       reader.take(1),
       reader.take(DIGEST_BYTES),
       reader.take(DIGEST_BYTES),
-      reader.take(SIGNATURE_BYTES),
     ];
+    const signature = reader.take(SIGNATURE_BYTES);
     reader.close();
     if (status[0]! > 1) {
       throw new errors.Malformed(`status ${status[0]} does not exist`);
     }
     await verify(this.#policy.serverKey, signature, "result", kept.sid, concat(status, aggregateHash, transcriptRoot));
     this.#result = { summed: status[0] === 0, aggregateHash, transcriptRoot };
-    return [null, { done: true }];
+    return {};
   }
-}
 
-/** M4 to M5: the shares of every neighbour whose box opens, and complaints about the others. */
-async function complain(shared: Shared, data: Bytes): Promise<Step> {
-  const opened = await openBoxes(shared, data);
-  const complaints = bitmap(opened.accused, shared.roster.n);
-  return [
-    { due: M.INCLUDED, is: opened },
-    { message: message(M.COMPLAINTS, shared.sid, complaints), done: false },
-  ];
-}
+  /** A reply whose state must be durable first. */
+  #keeping(state: ClientState, message: Bytes): Reply {
+    this.#due = this.#afterM7(state);
+    return { message, keep: encodeState(state) };
+  }
 
-function keeping(state: ClientState): { keep: Bytes; done: false } {
-  return { keep: encodeState(state), done: false };
+  #afterM7(kept: ClientState): Due {
+    return {
+      [M.SURVIVORS]: (data) => this.#confirm(kept, data),
+      [M.CONFIRMATIONS]: (data) => this.#checkAndReveal(kept, data),
+      [M.RESULT]: (data) => this.#finish(kept, data),
+    };
+  }
 }
 
 async function secretsWith(key: PairKey, roster: Roster, of: (peer: Advertisement) => Bytes) {

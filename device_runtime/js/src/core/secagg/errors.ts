@@ -1,14 +1,7 @@
 /** Errors of secure aggregation at a device. Any of them ends the session. The names are SA1's (docs/spec/secagg.md §6). */
 
-/** Base of every error of SA1. `culprits` are the roster positions of the devices to blame, if known. */
+/** Base of every error of SA1. */
 export class SecaggError extends Error {
-  readonly culprits: readonly number[];
-
-  constructor(message: string, culprits: Iterable<number> = []) {
-    super(message);
-    this.culprits = [...culprits];
-  }
-
   override get name(): string {
     return this.constructor.name;
   }

@@ -61,7 +61,6 @@ export async function openShares(key: Bytes, box: Bytes, sid: Bytes, sender: num
   } catch {
     throw new errors.BadCiphertext(
       `the box from position ${sender} does not open: it was altered, or sealed for another`,
-      [sender],
     );
   }
 }

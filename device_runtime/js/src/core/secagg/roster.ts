@@ -91,7 +91,7 @@ export async function checkRoster(
   }
   for (const { position, device, path } of roster.neighbours) {
     if (!equal(await climb(leafOf(device), position, path), roster.root)) {
-      throw new errors.GraphMismatch(`position ${position} is not what the roster holds there`, [position]);
+      throw new errors.GraphMismatch(`position ${position} is not what the roster holds there`);
     }
   }
   checkDistinct([own, ...roster.neighbours.map((peer) => peer.device)]);

@@ -190,7 +190,7 @@ async function openPeer({ roster, sid, boxSecrets }: Shared, entry: RosterEntry,
   const pair = await openShares(key, box, sid, sender, receiver);
   const [seedShare, keyShare] = [pair.slice(0, SHARE_BYTES), pair.slice(SHARE_BYTES)].map(fromLittleEndian);
   if (seedShare! >= PRIME || keyShare! >= PRIME) {
-    throw new errors.BadCiphertext(`the box from position ${sender} holds no shares`, [sender]);
+    throw new errors.BadCiphertext(`the box from position ${sender} holds no shares`);
   }
   return { position: sender, id: entry.device.id, seedShare: seedShare!, keyShare: keyShare! };
 }
@@ -200,13 +200,11 @@ export function included({ before, delivered, peers: opened, accused }: Opened, 
   const { roster, invite, sid } = before;
   const { n, t, position } = roster;
   const shared = readSet(data, M.INCLUDED, "the included devices", sid, n);
-  const strangers = [...shared].filter((device) => !delivered.has(device));
-  if (strangers.length > 0) {
-    throw new errors.InconsistentSurvivors("devices are included that never shared", strangers);
+  if (![...shared].every((device) => delivered.has(device))) {
+    throw new errors.InconsistentSurvivors("devices are included that never shared");
   }
-  const refused = [...shared].filter((device) => accused.has(device));
-  if (refused.length > 0) {
-    throw new errors.BadCiphertext("devices are included whose boxes did not open", refused);
+  if ([...shared].some((device) => accused.has(device))) {
+    throw new errors.BadCiphertext("devices are included whose boxes did not open");
   }
   const peers = opened.filter((peer) => shared.has(peer.position));
   checkShared(before, shared, peers.length);
@@ -230,9 +228,8 @@ export function checkSurvivors(kept: ClientState, alive: ReadonlySet<number>): v
   if (!alive.has(kept.position)) {
     throw new errors.SelfMarkedDead(`position ${kept.position} sent its vector, but is listed as gone`);
   }
-  const strangers = [...alive].filter((device) => !kept.shared.has(device));
-  if (strangers.length > 0) {
-    throw new errors.InconsistentSurvivors("devices are said to have survived that never shared", strangers);
+  if (![...alive].every((device) => kept.shared.has(device))) {
+    throw new errors.InconsistentSurvivors("devices are said to have survived that never shared");
   }
   const near = kept.peers.filter((peer) => alive.has(peer.position)).length;
   if (alive.size < kept.minSum || near < kept.t) {
@@ -257,11 +254,11 @@ export async function checkConfirmations(kept: ClientState, data: Bytes): Promis
   for (const [position, [digest, signature]] of signed) {
     const peer = kept.peers.find((one) => one.position === position && kept.alive.has(position));
     if (peer === undefined) {
-      throw new errors.BadSignature(`position ${position} confirmed, but is no neighbour that survived`, [position]);
+      throw new errors.BadSignature(`position ${position} confirmed, but is no neighbour that survived`);
     }
     await verify(peer.id, signature, "survivors", kept.sid, digest);
     if (!equal(digest, shown)) {
-      throw new errors.InconsistentSurvivors(`position ${position} signed another survivor set`, [position]);
+      throw new errors.InconsistentSurvivors(`position ${position} signed another survivor set`);
     }
   }
 }

@@ -4,18 +4,7 @@
  */
 
 import { plain, visible } from "../bytes.ts";
-import {
-  AssignmentError,
-  BadAnswer,
-  DeviceError,
-  NotAllowedNow,
-  PlanRefused,
-  PolicyForbids,
-  Refused,
-  RuntimeFailed,
-  SumAbandoned,
-  TransportError,
-} from "../errors.ts";
+import * as errors from "../errors.ts";
 import { keptBlobs, statedVersions } from "../kept/models.ts";
 import {
   AssignmentKeeper,
@@ -25,19 +14,19 @@ import {
   type Outcome,
   writeJournal,
 } from "../kept/sessions.ts";
-import { countAnswer, Guard } from "../permission/guard.ts";
-import { checkHttps, type Place } from "../permission/policy.ts";
+import { countAnswer } from "../permission/guard.ts";
+import type { Place } from "../permission/policy.ts";
 import { checkModel } from "../permission/releases.ts";
-import { decodeFrozen, decodeVectors, encodeVector } from "../plans/checkpoint.ts";
-import { Graph } from "../plans/engine.ts";
+import { decodeVectors, encodeVector, frozenOf } from "../plans/checkpoint.ts";
+import { withGraphs } from "../plans/engine.ts";
 import { checkExamples, type ExampleSource, onSide } from "../plans/examples.ts";
-import { type BlobRef, decodeTraining, FORMAT, keptRefs, type Plan } from "../plans/plan.ts";
+import { type BlobRef, decodeTraining, FORMAT, keptRefs, type Plan, runGraphs } from "../plans/plan.ts";
 import { reportSize, weigh } from "../plans/report.ts";
 import { execute, type TrainingResult } from "../plans/runner.ts";
 import { type Conditions, IDENTITY, type Platform } from "../platform.ts";
-import { Enrolments } from "../protocol/enrolment.ts";
+import { Visit } from "../protocol/enrolment.ts";
 import { SecureDelivery, UNWEIGHTED } from "../protocol/secure.ts";
-import { Hold, keptOrFetched, Transport } from "../protocol/transport.ts";
+import { Hold, Transport } from "../protocol/transport.ts";
 import { tokenized } from "../texts/tokenizer.ts";
 import type { Assignment, Offer, Rejected } from "../wire/messages.ts";
 
@@ -61,7 +50,8 @@ export interface SessionConfig extends Place {
 
 /** Run one session. Errors are in the outcome, and the coordinator is told if it was waiting. */
 export async function runSession(platform: Platform, config: SessionConfig): Promise<Outcome> {
-  return config.inTurn === undefined ? sessionOf(platform, config) : config.inTurn(() => sessionOf(platform, config));
+  const session = () => sessionOf(platform, config);
+  return config.inTurn === undefined ? session() : config.inTurn(session);
 }
 
 async function sessionOf(platform: Platform, config: SessionConfig): Promise<Outcome> {
@@ -71,9 +61,9 @@ async function sessionOf(platform: Platform, config: SessionConfig): Promise<Out
   try {
     await session.run();
   } catch (error) {
-    if (!(error instanceof DeviceError)) throw error;
+    if (!(error instanceof errors.DeviceError)) throw error;
     session.note(failure(session.cause(error)));
-    if (error instanceof PolicyForbids) session.note({ outcome: "not-now" });
+    if (error instanceof errors.PolicyForbids) session.note({ outcome: "not-now" });
   }
   // A plan and a graph contain foreign texts too, which end up in error messages.
   const detail = plain(session.outcome.detail);
@@ -89,8 +79,7 @@ class Session {
   readonly #platform: Platform;
   readonly #config: SessionConfig;
   readonly #transport: Transport;
-  #guard!: Guard;
-  #enrolments!: Enrolments;
+  #visit!: Visit;
   readonly #keeper: AssignmentKeeper;
   #hold: Hold | null = null;
   #isTrained = false;
@@ -101,7 +90,7 @@ class Session {
 
   constructor(platform: Platform, config: SessionConfig, transport: Transport) {
     this.#platform = platform;
-    this.#keeper = new AssignmentKeeper(platform.store, config.coordinator, config.population);
+    this.#keeper = new AssignmentKeeper(platform.store, config);
     this.#config = config;
     this.#transport = transport;
   }
@@ -116,47 +105,44 @@ class Session {
   }
 
   /** The cause of an error: once the session is told to stop, it cuts its own connections. */
-  cause(error: DeviceError): DeviceError {
-    const cut = error instanceof TransportError && this.#config.stopping?.aborted;
-    return cut ? new NotAllowedNow(STOPPING) : error;
+  cause(error: errors.DeviceError): errors.DeviceError {
+    const cut = error instanceof errors.TransportError && this.#config.stopping?.aborted;
+    return cut ? new errors.NotAllowedNow(STOPPING) : error;
   }
 
   /** Everything from the policy to the receipt. */
   async run(): Promise<void> {
-    const { coordinator, population, policy } = this.#config;
-    this.#guard = await Guard.of(this.#platform, policy, population);
-    checkHttps(policy, "the coordinator", coordinator);
-    this.#enrolments = await Enrolments.of(this.#platform, coordinator, this.#transport, policy);
-    this.#transport.identity = this.#enrolments;
+    this.#visit = await Visit.begin(this.#platform, this.#config, this.#transport);
+    const { guard, enrolments } = this.#visit;
     const earlier = await this.#keeper.get();
     try {
       if (earlier === null || earlier.phase === "reported" || earlier.due <= this.#platform.now()) {
-        this.#guard.checkIn();
+        guard.checkIn();
         await this.#takePart(earlier);
       } else {
         await this.#finish(earlier);
       }
     } finally {
-      this.note({ device: this.#enrolments.device });
-      await this.#guard.spend(this.#moved, this.#got);
+      this.note({ device: enrolments.device });
+      await guard.spend(this.#got);
     }
-    await this.#platform.blobs.trim(policy.cache_bytes, await keptBlobs(this.#platform.store));
+    await this.#visit.trim();
   }
 
   /** Finish the assignment that a stopped device left, or give it up. */
   async #finish(kept: KeptAssignment): Promise<void> {
     const { given, question } = kept;
     this.note({ question });
-    await this.#guard.checkKept(kept).catch(async (error: unknown) => {
+    await this.#visit.guard.checkKept(kept).catch(async (error: unknown) => {
       // Only the owner is told: a population that is no longer allowed must not hear from this device.
-      if (error instanceof PlanRefused || error instanceof PolicyForbids) await this.#keeper.drop();
+      if (error instanceof errors.PlanRefused || error instanceof errors.PolicyForbids) await this.#keeper.drop();
       throw error;
     });
     this.#noteAssignment(given);
     await this.#holding(given, async () => {
       if (kept.phase === "assigned") {
         // It is not trained again, because this work may have been what stopped the device.
-        throw new RuntimeFailed("the device was stopped while it worked");
+        throw new errors.RuntimeFailed("the device was stopped while it worked");
       }
       this.#isTrained = true;
       this.note({ examples: kept.examples, steps: kept.steps });
@@ -177,14 +163,14 @@ class Session {
         secagg: ["SA1"],
         memory_mb: memoryBytes === null ? null : roundedMb(memoryBytes),
       },
-      examples: statedExamples(this.#guard.visible(await examples.counts())),
+      examples: statedExamples(this.#visit.guard.visible(await examples.counts())),
       conditions: statedConditions(now),
-      ...(await statedVersions(this.#platform.store, this.#config.coordinator, this.#config.population)),
+      ...(await statedVersions(this.#platform.store, this.#config)),
       ...(token !== null && { token }),
     });
     if (answer.outcome === "rejected") return this.#rejected(answer);
     this.#minExamples = new Map(answer.offers.map(({ task, min_examples }) => [task, min_examples]));
-    const tasks = (await acceptableTasks(answer.offers, examples, now, this.#guard.shows)).slice(0, MOST_TASKS);
+    const tasks = (await acceptableTasks(answer.offers, examples, now, this.#visit.guard.shows)).slice(0, MOST_TASKS);
     if (tasks.length === 0) {
       // The coordinator is not told: the finding may be private, and silence looks like a lost connection.
       return this.note({ outcome: "rejected", reason: "unwilling", retry: answer.retry, retryable: "transient" });
@@ -192,7 +178,7 @@ class Session {
     const given = await this.#transport.awaitAssignment(answer.session, this.#config.waitS, tasks);
     if (given.outcome === "rejected") return this.#rejected(given);
     if (last?.given.assignment === given.assignment) {
-      throw new BadAnswer(`assignment ${given.assignment} came again after this device was done with it`);
+      throw new errors.BadAnswer(`assignment ${given.assignment} came again after this device was done with it`);
     }
     this.#noteAssignment(given);
     await this.#holding(given, async () => {
@@ -212,19 +198,20 @@ class Session {
 
   /** Train, and keep the report. */
   async #train(given: Assignment): Promise<[KeptAssignment, Plan]> {
+    const { guard } = this.#visit;
     const due = this.#platform.now() + given.report_within_s;
     const assigned = { given, due, phase: "assigned", report: new Uint8Array(), ...NO_WORK } as const;
     await this.#keeper.keep(assigned);
     this.#got = 1;
-    await this.#guard.spend(this.#moved, this.#got); // now: a device that is killed at work has used it
-    await this.#guard.checkAssignment(given, this.#moved);
+    await guard.spend(this.#got); // now: a device that is killed at work has used it
+    await guard.checkAssignment(given);
     const plan = await this.#plan(given);
     const question = shownQuestion(plan);
     this.note({ question });
-    this.#guard.checkQuestion(question);
+    guard.checkQuestion(question);
     const counts = await this.#platform.examples.counts();
-    this.#guard.checkCache(await this.#toCache(given, plan));
-    this.#guard.checkPlan(given, plan, counts.get(plan.examples.collection) ?? 0, this.#moved);
+    guard.checkCache(await this.#toCache(given, plan));
+    guard.checkPlan(given, plan, counts.get(plan.examples.collection) ?? 0);
     if (given.secagg !== null) {
       await this.#secure(due).check(given, plan.report);
     }
@@ -244,32 +231,23 @@ class Session {
 
   async #execute(given: Assignment, plan: Plan, due: number): Promise<TrainingResult> {
     const { engine, random } = this.#platform;
-    const refs = plan.graphs[FORMAT];
-    if (refs === undefined) {
-      throw new PlanRefused(`plan ${plan.name} has graphs in ${Object.keys(plan.graphs)}, this device runs ${FORMAT}`);
-    }
+    const refs = Object.entries(runGraphs(plan));
+    const blob = (ref: BlobRef) => this.#visit.blob(ref);
     const keepGoing = () => this.#keepGoing(due);
     const stored = await this.#platform.examples.load(plan.examples.collection);
-    const { examples: all, cut } = await tokenized(plan, stored, (ref) => this.#blob(ref), keepGoing);
+    const { examples: all, cut } = await tokenized(plan, stored, blob, keepGoing);
     this.note({ cut });
     checkExamples(plan, all);
     const examples = await onSide(plan, all, this.#minExamples.get(given.task) ?? 0);
     const broadcast = decodeVectors(await this.#transport.blob(given.checkpoint), plan.broadcast);
     await checkModel(given, broadcast);
-    const frozen =
-      plan.frozen === null ? new Map() : decodeFrozen(await this.#blob(plan.frozen.blob), plan.frozen.vectors);
+    const frozen = await frozenOf(plan, blob);
     // In a secure round a graph's noise must stay secret: a plan could use it to place examples apart in the sum.
     const secret = given.secagg === null ? new Uint8Array() : random(SECRET_BYTES);
     const key = { seed: given.seed, round: given.round, slot: given.slot, secret };
-    const graphs = new Map<string, Graph>();
-    try {
-      for (const [name, ref] of Object.entries(refs)) {
-        graphs.set(name, await Graph.load(engine, await this.#blob(ref), name));
-      }
-      return await execute({ engine, plan, graphs, broadcast, frozen, examples, key, keepGoing });
-    } finally {
-      for (const graph of graphs.values()) await graph.release();
-    }
+    return withGraphs(engine, refs, blob, (graphs) =>
+      execute({ engine, plan, graphs, broadcast, frozen, examples, key, keepGoing }),
+    );
   }
 
   /** Send the stored report. It stays stored until its receipt has arrived, unless it is no longer needed. */
@@ -281,7 +259,7 @@ class Session {
       await this.#transport.report(given.assignment, kept.report);
     } else {
       const { summed } = await this.#secure(kept.due).run(kept, plan.report);
-      if (!summed) throw new SumAbandoned("the secure aggregation ended without a sum");
+      if (!summed) throw new errors.SumAbandoned("the secure aggregation ended without a sum");
     }
     this.note({ outcome: "reported" });
     await this.#keeper.keep({ ...kept, phase: "reported", report: new Uint8Array() });
@@ -294,53 +272,43 @@ class Session {
       await work();
     } catch (error) {
       const known =
-        error instanceof DeviceError ? error : new RuntimeFailed(`the device's own code failed: ${String(error)}`);
+        error instanceof errors.DeviceError
+          ? error
+          : new errors.RuntimeFailed(`the device's own code failed: ${String(error)}`);
       // A report that may still arrive stays kept: the next session sends it if there is time left.
-      const mayArrive = known instanceof TransportError && !(known instanceof Refused && known.final);
+      const mayArrive = known instanceof errors.TransportError && !(known instanceof errors.Refused && known.final);
       if (!(mayArrive && this.#isTrained)) await this.#giveUp(given, this.cause(known));
       this.note(failure(this.cause(known)));
-      if (known instanceof AssignmentError) this.note({ outcome: "aborted" });
+      if (known instanceof errors.AssignmentError) this.note({ outcome: "aborted" });
     } finally {
       this.#hold.end();
     }
   }
 
   /** End an assignment without a report, and say why. */
-  async #giveUp(given: Assignment, error: DeviceError): Promise<void> {
-    if (!(error instanceof Refused && OVER.includes(error.status))) {
-      const reason = error instanceof AssignmentError ? error.reason : "runtime-failed";
+  async #giveUp(given: Assignment, error: errors.DeviceError): Promise<void> {
+    if (!(error instanceof errors.Refused && OVER.includes(error.status))) {
+      const reason = error instanceof errors.AssignmentError ? error.reason : "runtime-failed";
       await this.#transport.abort(given.assignment, reason).catch((failed: unknown) => {
-        if (!(failed instanceof TransportError)) throw failed; // the outcome keeps the first failure
+        if (!(failed instanceof errors.TransportError)) throw failed; // the outcome keeps the first failure
       });
     }
     await this.#keeper.drop();
   }
 
   #keepGoing(due: number): boolean {
-    if (this.#config.stopping?.aborted) throw new NotAllowedNow(STOPPING);
+    if (this.#config.stopping?.aborted) throw new errors.NotAllowedNow(STOPPING);
     this.#hold?.check();
-    this.#guard.checkWork();
+    this.#visit.guard.checkWork();
     return this.#platform.now() < due;
   }
 
   #secure(due: number): SecureDelivery {
-    const least = this.#guard.policy.min_cohort;
-    const { coordinator } = this.#config;
-    const means = { coordinator, transport: this.#transport, enrolments: this.#enrolments, keeper: this.#keeper };
-    return new SecureDelivery(this.#platform, means, least, () => this.#keepGoing(due));
+    return new SecureDelivery(this.#visit, this.#keeper, () => this.#keepGoing(due));
   }
 
   async #plan(given: Assignment): Promise<Plan> {
-    return decodeTraining(await this.#blob(given.plan), given.round);
-  }
-
-  /** A plan or a graph, kept between rounds. */
-  async #blob(ref: BlobRef) {
-    return keptOrFetched(ref, this.#platform.blobs, this.#transport);
-  }
-
-  get #moved(): number {
-    return this.#transport.moved.up + this.#transport.moved.down;
+    return decodeTraining(await this.#visit.blob(given.plan), given.round);
   }
 
   #noteAssignment({ task, round, attempt, secagg }: Assignment): void {
