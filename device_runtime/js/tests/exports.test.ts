@@ -20,14 +20,22 @@ const SOURCES = new Map(
   ),
 );
 
-/** What is imported of each module: its names, and "*" for all. */
+/** What is imported of each module: its names, and "*" for all of a module that is exported again. */
 const IMPORTED = new Map<string, Set<string>>([...SOURCES.keys()].map((href) => [href, new Set()]));
 for (const [href, source] of SOURCES) {
   const found = source.matchAll(/\b(?:import|export)\s+(?:type\s+)?(\{[^}]*\}|\*)[^"';]*?\bfrom\s+"(\.[^"]+)"/g);
   for (const [, names, from] of found) {
+    if (names === "*") continue;
     for (const name of names!.replace(/[{}]|\btype\b/g, "").split(",")) {
       IMPORTED.get(new URL(from!, href).href)?.add(name.trim().split(/\s+as\s+/)[0]!);
     }
+  }
+  for (const [, from] of source.matchAll(/\bexport\s+(?:type\s+)?\*\s+from\s+"(\.[^"]+)"/g)) {
+    IMPORTED.get(new URL(from!, href).href)?.add("*");
+  }
+  for (const [, alias, from] of source.matchAll(/\bimport\s+(?:type\s+)?\*\s+as\s+(\w+)\s+from\s+"(\.[^"]+)"/g)) {
+    const used = [...source.matchAll(new RegExp(`\\b${alias}\\s*\\.(\\w+)`, "g"))].map(([, name]) => name!);
+    for (const name of used) IMPORTED.get(new URL(from!, href).href)?.add(name);
   }
   for (const [, names, from] of source.matchAll(/\{([^}]*)\}\s*=\s*await\s+import\("(\.[^"]+)"\)/g)) {
     for (const name of names!.split(",")) IMPORTED.get(new URL(from!, href).href)?.add(name.trim().split(":")[0]!);

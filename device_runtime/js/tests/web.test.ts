@@ -4,7 +4,7 @@ import { readFileSync } from "node:fs";
 import { expect, test } from "vitest";
 import { ending, entry, size } from "../page/words.ts";
 import * as errors from "../src/core/errors.ts";
-import { NOTHING_YET, sessionsIn, writeJournal, writeRemark } from "../src/core/kept/sessions.ts";
+import { NOTHING_YET, sessionsIn, writeJournal } from "../src/core/kept/sessions.ts";
 import { UNKNOWN } from "../src/core/platform.ts";
 import { allowed, unmetered } from "../src/web/conditions.ts";
 import { heldTo, retained } from "../src/web/examples.ts";
@@ -92,11 +92,11 @@ test("what belongs to a model and to no session is no entry of the journal", asy
   const store = new MemoryStore();
   expect(await sessionsIn(store)).toEqual([]);
   for (const outcome of ["model-refused", "personal-dropped"] as const) {
-    await writeRemark(store, { at: 1, outcome, detail: "model keyboard" });
+    await writeJournal(store, { at: 1, outcome, detail: "model keyboard" });
   }
   const personal = { ...NOTHING_YET, task: "model keyboard", bytes_up: 9 };
-  await writeJournal(store, 2, { ...personal, outcome: "personalised" });
-  await writeJournal(store, 3, personal);
-  await writeJournal(store, 4, { ...NOTHING_YET, outcome: "reported", task: "01" });
+  await writeJournal(store, { at: 2, ...personal, outcome: "personalised" });
+  await writeJournal(store, { at: 3, ...personal });
+  await writeJournal(store, { at: 4, ...NOTHING_YET, outcome: "reported", task: "01" });
   expect((await sessionsIn(store)).map(({ at }) => at)).toEqual([4]);
 });

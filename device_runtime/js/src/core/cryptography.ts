@@ -31,6 +31,25 @@ export interface Keystream {
   fill(target: Bytes, block: number): Promise<void>;
 }
 
+/** A stream by what encrypts zeros from a counter on. done: frees what that gave. */
+export function streamOf(
+  encrypt: (counter: Bytes, zeros: Bytes) => Promise<Uint8Array> | Uint8Array,
+  done: (made: Uint8Array) => void = () => {},
+): Keystream {
+  const fill = async (target: Bytes, block: number) => {
+    const counter = new Uint8Array(16);
+    new DataView(counter.buffer).setUint32(12, block);
+    if (zeros.length < target.length) zeros = new Uint8Array(target.length);
+    const made = await encrypt(counter, zeros.subarray(0, target.length));
+    target.set(made);
+    done(made);
+  };
+  return { fill };
+}
+
+/** Kept, as a new array for every piece of a stream costs more than the cipher. */
+let zeros: Bytes = new Uint8Array(0);
+
 /** The functions of a suite. Every key and secret has 32 bytes. */
 export interface Suite {
   /** SHA-256, 32 bytes. */
@@ -55,7 +74,7 @@ const NONCE = new Uint8Array(12);
 // As the RFC has it, and WebCrypto: without, a public key or a point may have several encodings.
 const STRICT = { zip215: false };
 
-export const nobleSuite: Suite = {
+const nobleSuite: Suite = {
   async sha256(data) {
     return digestOf(data);
   },
@@ -78,12 +97,7 @@ export const nobleSuite: Suite = {
     return gcm(key, NONCE, about).decrypt(box);
   },
   async keystream(key) {
-    const fill = async (target: Bytes, block: number) => {
-      const counter = new Uint8Array(16);
-      new DataView(counter.buffer).setUint32(12, block);
-      target.set(ctr(key, counter).encrypt(new Uint8Array(target.length)));
-    };
-    return { fill };
+    return streamOf((counter, zeros) => ctr(key, counter).encrypt(zeros));
   },
 };
 
@@ -94,8 +108,7 @@ const HEADS = {
 const PAIR = { name: "X25519" } as const;
 
 /** The functions of an implementation of WebCrypto. It may lack algorithms: their functions then throw. */
-export function webSuite(subtle: SubtleCrypto): Suite {
-  let zeros: Bytes = new Uint8Array(0); // kept: a new array for every piece of a stream costs more than the cipher
+function webSuite(subtle: SubtleCrypto): Suite {
   const nowhere = portToNowhere();
   const aesKey = (name: "AES-GCM" | "AES-CTR", key: Bytes) =>
     subtle.importKey("raw", key, name, false, ["encrypt", "decrypt"]);
@@ -140,16 +153,9 @@ export function webSuite(subtle: SubtleCrypto): Suite {
     },
     async keystream(key) {
       const imported = await aesKey("AES-CTR", key);
-      const fill = async (target: Bytes, block: number) => {
-        const counter = new Uint8Array(16);
-        new DataView(counter.buffer).setUint32(12, block);
-        const how = { name: "AES-CTR", counter, length: 64 };
-        if (zeros.length < target.length) zeros = new Uint8Array(target.length);
-        const made = await subtle.encrypt(how, imported, zeros.subarray(0, target.length));
-        target.set(new Uint8Array(made));
-        nowhere?.postMessage(null, [made]);
-      };
-      return { fill };
+      const encrypt = async (counter: Bytes, zeros: Bytes) =>
+        new Uint8Array(await subtle.encrypt({ name: "AES-CTR", counter, length: 64 }, imported, zeros));
+      return streamOf(encrypt, ({ buffer }) => nowhere?.postMessage(null, [buffer as ArrayBuffer]));
     },
   };
 }

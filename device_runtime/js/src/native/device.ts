@@ -10,15 +10,7 @@
 import type { RandomSource } from "../core/cryptography.ts";
 import type { ExampleSource } from "../core/plans/examples.ts";
 import type { Platform } from "../core/platform.ts";
-import type {
-  BackgroundModules,
-  BatteryModule,
-  Database,
-  FileSystem,
-  NativeOrt,
-  NetInfo,
-  SecureStore,
-} from "./modules.ts";
+import type * as provided from "./modules.ts";
 import { nativeEngine, phoneConditions } from "./platform.ts";
 import { FileBlobs, Folder, Keychain, SealedStore } from "./storage.ts";
 
@@ -28,13 +20,13 @@ import type { Outcome } from "../core/kept/sessions.ts";
 
 /** The modules that an app provides. */
 export interface PhoneModules {
-  readonly ort: NativeOrt;
+  readonly ort: provided.NativeOrt;
   readonly ortVersion: string;
-  readonly database: Database;
-  readonly secureStore: SecureStore;
-  readonly battery: BatteryModule;
-  readonly network: NetInfo;
-  readonly files: FileSystem;
+  readonly database: provided.Database;
+  readonly secureStore: provided.SecureStore;
+  readonly battery: provided.BatteryModule;
+  readonly network: provided.NetInfo;
+  readonly files: provided.FileSystem;
   /** That of expo/fetch, since React Native's own gives no body in pieces. */
   readonly fetch: typeof fetch;
   readonly random: RandomSource;
@@ -65,7 +57,10 @@ const TASK = "muster-session";
 const LEAST_MINUTES = 15;
 
 /** Let the system run sessions. Call it where the app starts, outside of components: the system starts the app for it. */
-export function defineSessions({ tasks, background }: BackgroundModules, session: () => Promise<Outcome>): void {
+export function defineSessions(
+  { tasks, background }: provided.BackgroundModules,
+  session: () => Promise<Outcome>,
+): void {
   const { Success, Failed } = background.BackgroundTaskResult;
   tasks.defineTask(TASK, async () => {
     const { outcome } = await session();
@@ -74,11 +69,14 @@ export function defineSessions({ tasks, background }: BackgroundModules, session
 }
 
 /** Ask for sessions no more often than every so many minutes, 15 at least. The person's consent comes first. */
-export async function allowSessions({ background }: BackgroundModules, minutes = LEAST_MINUTES): Promise<void> {
+export async function allowSessions(
+  { background }: provided.BackgroundModules,
+  minutes = LEAST_MINUTES,
+): Promise<void> {
   await background.registerTaskAsync(TASK, { minimumInterval: Math.max(minutes, LEAST_MINUTES) });
 }
 
 /** Ask for no more sessions. */
-export async function forbidSessions({ tasks, background }: BackgroundModules): Promise<void> {
+export async function forbidSessions({ tasks, background }: provided.BackgroundModules): Promise<void> {
   if (await tasks.isTaskRegisteredAsync(TASK)) await background.unregisterTaskAsync(TASK);
 }

@@ -26,7 +26,10 @@ export class NodePlatform implements Platform {
   readonly fetch = fetch;
   readonly random = platformRandom;
   readonly now = () => Date.now() / 1000;
-  readonly workSeconds: () => number = processorSeconds;
+  readonly workSeconds: () => number = () => {
+    const { user, system } = process.cpuUsage();
+    return (user + system) / 1e6;
+  };
   readonly sleep = (seconds: number) => sleepMs(1000 * seconds);
   readonly memoryBytes = totalmem();
 
@@ -41,9 +44,4 @@ export class NodePlatform implements Platform {
   close(): void {
     this.store.close();
   }
-}
-
-function processorSeconds(): number {
-  const { user, system } = process.cpuUsage();
-  return (user + system) / 1e6;
 }

@@ -2,7 +2,7 @@
 
 import { readdir, readFile, stat } from "node:fs/promises";
 import { basename, join } from "node:path";
-import { type ExampleSource, type Examples, ExamplesError } from "../core/plans/examples.ts";
+import { type ExampleSource, type Examples, ExamplesError, invalid } from "../core/plans/examples.ts";
 import { examplesOf } from "./npz-arrays.ts";
 
 const SUFFIX = ".npz";
@@ -59,5 +59,5 @@ async function readExamples(path: string): Promise<Examples> {
 }
 
 function unreadable(path: string, error: unknown): ExamplesError {
-  return new ExamplesError("invalid-examples", `the examples in ${path} cannot be read: ${String(error)}`);
+  return invalid(`the examples in ${path} cannot be read: ${String(error)}`);
 }

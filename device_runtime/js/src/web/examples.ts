@@ -1,6 +1,6 @@
 /** Local examples in a browser: in IndexedDB, each with its time, and removed when they are too old or too many. */
 
-import { type Column, type ExampleSource, type Examples, ExamplesError, type Values } from "../core/plans/examples.ts";
+import { type Column, type ExampleSource, type Examples, invalid, type Values } from "../core/plans/examples.ts";
 import { change, look, type Retention } from "./storage.ts";
 
 const EARLIEST = 1_767_225_600; // the first second of 2026
@@ -124,10 +124,7 @@ export function stacked(name: string, kept: readonly Kept[]): Column {
   const columns = kept.map(({ fields }, place) => {
     const column = fields[name];
     if (column?.values.constructor !== Kind || column.shape.join() !== first.shape.join()) {
-      throw new ExamplesError(
-        "invalid-examples",
-        `field ${name} of example ${place} is not like that of the first one`,
-      );
+      throw invalid(`field ${name} of example ${place} is not like that of the first one`);
     }
     return column;
   });

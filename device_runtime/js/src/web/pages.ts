@@ -55,10 +55,9 @@ const EVERY_MS = 12 * 3600 * 1000;
 /** Whether the browser wakes this page: never, or once the person has installed it as an app. */
 export type Waking = "never" | "once-installed" | "now";
 
-interface PeriodicSync {
-  register(tag: string, options: { readonly minInterval: number }): Promise<void>;
-}
-type Wakeable = ServiceWorkerRegistration & { readonly periodicSync: PeriodicSync };
+type Wakeable = ServiceWorkerRegistration & {
+  readonly periodicSync: { register(tag: string, options: { readonly minInterval: number }): Promise<void> };
+};
 
 /** Whether the browser wakes this page. */
 export async function waking(): Promise<Waking> {

@@ -80,13 +80,8 @@ export const webEngine: Engine = {
   ort: { Tensor: ort.Tensor as unknown as OnnxRuntime["Tensor"], InferenceSession: { create } },
 };
 
-interface Loaded {
-  readonly session: ort.InferenceSession;
-  readonly bytes: number;
-}
-
 /** Sessions by the digest of their graph, the longest unused first. */
-const loaded = new Map<string, Loaded>();
+const loaded = new Map<string, { readonly session: ort.InferenceSession; readonly bytes: number }>();
 /** How often each graph is in use. */
 const running = new Map<string, number>();
 let turnAt = 0;

@@ -94,16 +94,13 @@ interface Remark {
   readonly detail: string;
 }
 
-/** Add an entry that belongs to no session. */
-export async function writeRemark(store: Store, remark: Remark): Promise<void> {
-  const entries = (await keptJson<object[]>(store, PLACE)) ?? [];
-  await store.write({ [PLACE]: JSON.stringify([...entries, remark].slice(-MOST_ENTRIES)) });
-}
-
 /** Add an entry to the journal, for the device's owner: what was trained, when, for which task, and the outcome. */
-export async function writeJournal(store: Store, at: number, outcome: Outcome | Personal): Promise<void> {
+export async function writeJournal(
+  store: Store,
+  entry: Remark | ((Outcome | Personal) & { at: number }),
+): Promise<void> {
   const entries = (await keptJson<object[]>(store, PLACE)) ?? [];
-  await store.write({ [PLACE]: JSON.stringify([...entries, { at, ...outcome }].slice(-MOST_ENTRIES)) });
+  await store.write({ [PLACE]: JSON.stringify([...entries, entry].slice(-MOST_ENTRIES)) });
 }
 
 /** The sessions in the journal, the oldest first: without remarks, and without trainings for this device alone. */

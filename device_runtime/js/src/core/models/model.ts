@@ -8,7 +8,7 @@ import * as v from "valibot";
 import { type Bytes, plain } from "../bytes.ts";
 import * as errors from "../errors.ts";
 import { type KeptVersion, ModelKeeper } from "../kept/models.ts";
-import { FOR_MODEL, failure, NOTHING_YET, writeJournal, writeRemark } from "../kept/sessions.ts";
+import { FOR_MODEL, failure, NOTHING_YET, writeJournal } from "../kept/sessions.ts";
 import type { Guard } from "../permission/guard.ts";
 import type { Place } from "../permission/policy.ts";
 import { AgainstLimits, checkModelRelease, signedRelease, withinLimits } from "../permission/releases.ts";
@@ -148,13 +148,13 @@ export class Model {
         const used = outcome.kept ? "kept" : "not kept";
         const detail = `version ${outcome.version}, ${losses}, on ${outcome.leftOut} examples left out: ${used}`;
         const facts = { outcome: "personalised", detail, examples: outcome.examples, steps, ...moved() } as const;
-        await writeJournal(store, now(), { ...entry, ...facts });
+        await writeJournal(store, { at: now(), ...entry, ...facts });
         return outcome;
       } catch (error) {
         if (!(error instanceof errors.DeviceError)) throw error;
         const forbidden = error instanceof errors.PolicyForbids || error instanceof errors.NotAllowedNow;
         const facts = { ...failure(error), ...(forbidden ? ({ outcome: "not-now" } as const) : {}), ...moved() };
-        await writeJournal(store, now(), { ...entry, ...facts, detail: plain(error.message) });
+        await writeJournal(store, { at: now(), ...entry, ...facts, detail: plain(error.message) });
         throw error;
       }
     });
@@ -252,7 +252,7 @@ export class Model {
   /** Tell the owner that personal parameters are deleted. */
   #dropped(why: string): Promise<void> {
     const detail = `the personal parameters of model ${this.#name} are deleted: ${why}`;
-    return writeRemark(this.#platform.store, { at: this.#platform.now(), outcome: "personal-dropped", detail });
+    return writeJournal(this.#platform.store, { at: this.#platform.now(), outcome: "personal-dropped", detail });
   }
 
   /** Check a release, and what it names. A refusal is remembered, and told to the owner once. */
@@ -344,7 +344,7 @@ export class Model {
     const again = before !== null && same(before.signed, signed) && before.why === why && before.engine === engine.name;
     await this.#keeper.refuse(again ? before : { signed, engine: engine.name, why, final });
     if (again) return;
-    await writeRemark(store, { at: now(), outcome: "model-refused", detail: `model ${this.#name}: ${why}` });
+    await writeJournal(store, { at: now(), outcome: "model-refused", detail: `model ${this.#name}: ${why}` });
   }
 
   /** A blob that must be here. Throws ModelRefused. */

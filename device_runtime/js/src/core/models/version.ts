@@ -6,16 +6,7 @@ import { FormatError, InputRefused, ModelRefused, PlanRefused } from "../errors.
 import { decodeFrozen } from "../plans/checkpoint.ts";
 import { type Engine, flatTensor, Graph } from "../plans/engine.ts";
 import { KINDS, type Values } from "../plans/examples.ts";
-import {
-  type BlobRef,
-  decodePlan,
-  type Field,
-  FORMAT,
-  type FrozenVector,
-  type Plan,
-  PREDICT,
-  parameterCount,
-} from "../plans/plan.ts";
+import * as plans from "../plans/plan.ts";
 import { Work } from "../texts/characters.ts";
 import { loadedTokenizer, type Tokenizer, tokensOf } from "../texts/tokenizer.ts";
 import type { ModelRelease } from "../wire/statements.ts";
@@ -24,7 +15,7 @@ import type { ModelRelease } from "../wire/statements.ts";
 export type Columns = Readonly<Record<string, Values>>;
 /** The values of inputs: of one with a tokenizer, n texts will do. */
 export type Inputs = Readonly<Record<string, Values | readonly string[]>>;
-type Get = (ref: BlobRef) => Promise<Bytes>;
+type Get = (ref: plans.BlobRef) => Promise<Bytes>;
 
 /** Rows of a trial. */
 const TRIED = 3;
@@ -32,18 +23,18 @@ const TRIED = 3;
 /** What a version is made of: its plan, and its blobs by kind: `graph`, `parameters`, `frozen` if there is any, and
  * `tokenizer.FIELD` for each. */
 export interface Recipe {
-  readonly plan: Plan;
-  readonly predict: NonNullable<Plan["predict"]>;
-  readonly blobs: ReadonlyMap<string, BlobRef>;
+  readonly plan: plans.Plan;
+  readonly predict: NonNullable<plans.Plan["predict"]>;
+  readonly blobs: ReadonlyMap<string, plans.BlobRef>;
 }
 
 /** The recipe of a release. get: a blob's bytes, checked. Throws ModelRefused, PlanRefused, and as `get`. */
 export async function recipeOf(release: ModelRelease, get: Get): Promise<Recipe> {
-  const plan = decodePlan(await get(release.plan), 1);
-  const graph = plan.predict?.graphs[FORMAT];
+  const plan = plans.decodePlan(await get(release.plan), 1);
+  const graph = plan.predict?.graphs[plans.FORMAT];
   if (plan.predict === null || graph === undefined) {
     const forms = plan.predict === null ? "no format" : Object.keys(plan.predict.graphs).join(", ");
-    throw new ModelRefused(`plan ${plan.name} predicts in ${forms}, this device runs ${FORMAT}`);
+    throw new ModelRefused(`plan ${plan.name} predicts in ${forms}, this device runs ${plans.FORMAT}`);
   }
   const blobs = new Map([
     ["graph", graph],
@@ -62,8 +53,8 @@ export class Version {
   readonly #engine: Engine;
   readonly #graph: Graph;
   readonly #constants: Readonly<Record<string, Tensor>>;
-  readonly #inputs: readonly Field[];
-  readonly #outputs: readonly Field[];
+  readonly #inputs: readonly plans.Field[];
+  readonly #outputs: readonly plans.Field[];
   readonly #tokenizers: ReadonlyMap<string, Tokenizer>;
   #calls = 0;
   #isRetired = false;
@@ -88,8 +79,8 @@ export class Version {
 
   /** The version of a release. Throws ModelRefused or PlanRefused when its parts do not fit, and as `get`. */
   static async load(engine: Engine, release: ModelRelease, recipe: Recipe, get: Get): Promise<Version> {
-    const params = { name: "params", size: parameterCount(recipe.plan), dtype: "float32" as const };
-    const specs = new Map<string, readonly FrozenVector[]>([["parameters", [params]]]);
+    const params = { name: "params", size: plans.parameterCount(recipe.plan), dtype: "float32" as const };
+    const specs = new Map<string, readonly plans.FrozenVector[]>([["parameters", [params]]]);
     if (recipe.plan.frozen !== null) specs.set("frozen", recipe.plan.frozen.vectors);
     const constants: Record<string, Tensor> = {};
     for (const [kind, wanted] of specs) {
@@ -103,7 +94,7 @@ export class Version {
       const ref = recipe.blobs.get(`tokenizer.${field.name}`);
       if (ref !== undefined) tokenizers.set(field.name, loadedTokenizer(field, await get(ref), new Work()));
     }
-    const graph = await Graph.load(engine, await get(recipe.blobs.get("graph")!), PREDICT);
+    const graph = await Graph.load(engine, await get(recipe.blobs.get("graph")!), plans.PREDICT);
     return new Version(engine, release.number, recipe, graph, constants, tokenizers);
   }
 
@@ -126,7 +117,10 @@ export class Version {
   async tryOut(): Promise<void> {
     let outputs: Columns;
     try {
-      outputs = await this.predict(Object.fromEntries(this.#inputs.map((field) => [field.name, this.#drawn(field)])));
+      const inputs = this.#inputs.map((field) => {
+        return [field.name, this.#tokenizers.has(field.name) ? Array<string>(TRIED).fill("a") : drawn(field)] as const;
+      });
+      outputs = await this.predict(Object.fromEntries(inputs));
     } catch (error) {
       throw new ModelRefused(`version ${this.number} fails on trial: ${(error as Error).message}`);
     }
@@ -172,27 +166,20 @@ export class Version {
   }
 
   /** The values of an input, or the tokens of its texts. Throws InputRefused. */
-  #values(field: Field, given: Values | readonly string[]): Values {
+  #values(field: plans.Field, given: Values | readonly string[]): Values {
     const tokenizer = this.#tokenizers.get(field.name);
-    if (tokenizer === undefined || !isTexts(given)) return given as Values;
+    const isText = Array.isArray(given) && given.every((text) => typeof text === "string");
+    if (tokenizer === undefined || !isText) return given as Values;
     try {
       return tokensOf(field, tokenizer, given, given.length, new Work()).ids;
     } catch (error) {
       throw error instanceof PlanRefused ? new InputRefused(error.message) : error;
     }
   }
-
-  #drawn(field: Field): Values | string[] {
-    return this.#tokenizers.has(field.name) ? Array<string>(TRIED).fill("a") : drawn(field);
-  }
-}
-
-function isTexts(given: Values | readonly string[]): given is readonly string[] {
-  return Array.isArray(given) && given.every((text) => typeof text === "string");
 }
 
 /** The number of rows of an input. Throws InputRefused when it is of another type or size, or outside its range. */
-function rowsOf({ name, dtype, shape, high }: Field, values: Values): number {
+function rowsOf({ name, dtype, shape, high }: plans.Field, values: Values): number {
   const width = shape.reduce((size, axis) => size * axis, 1);
   const count = values instanceof KINDS[dtype] ? values.length / width : Number.NaN;
   if (!Number.isInteger(count)) {
@@ -206,7 +193,7 @@ function rowsOf({ name, dtype, shape, high }: Field, values: Values): number {
 }
 
 /** Rows of a trial for one input: waves, or integers from 0 on; integers without a bound are 0. */
-function drawn({ dtype, shape, high }: Field): Values {
+function drawn({ dtype, shape, high }: plans.Field): Values {
   const size = TRIED * shape.reduce((sum, axis) => sum * axis, 1);
   const most = Number(high ?? 1);
   if (dtype === "float32") return Float32Array.from({ length: size }, (_, place) => Math.sin(1 + place));
@@ -214,7 +201,7 @@ function drawn({ dtype, shape, high }: Field): Values {
   return new KINDS[dtype](Array.from({ length: size }, (_, place) => place % most));
 }
 
-function vectorsOf(data: Bytes, specs: readonly FrozenVector[], kind: string) {
+function vectorsOf(data: Bytes, specs: readonly plans.FrozenVector[], kind: string) {
   try {
     const vectors = decodeFrozen(data, specs);
     for (const values of vectors.values()) {

@@ -3,22 +3,14 @@
  * The coordinator receives only the name of the reason. The value and the limit stay in the outcome.
  */
 
-import { FormatError, PlanRefused, PolicyForbids } from "../errors.ts";
+import { PlanRefused, PolicyForbids } from "../errors.ts";
 import type { KeptAssignment } from "../kept/sessions.ts";
-import {
-  type BlobRef,
-  batchBytes,
-  keptRefs,
-  MOST_PLAN_BYTES,
-  type Plan,
-  parameterCount,
-  stepCount,
-} from "../plans/plan.ts";
+import * as plans from "../plans/plan.ts";
 import { reportSize } from "../plans/report.ts";
 import { type BytesMoved, keptJson, type Platform } from "../platform.ts";
 import type { Assignment } from "../wire/messages.ts";
 import { verifyPlan } from "../wire/statements.ts";
-import type { Place } from "./policy.ts";
+import { breaking, type Place, refused } from "./policy.ts";
 import { checkRelease } from "./releases.ts";
 
 const DAY_S = 86_400;
@@ -73,12 +65,8 @@ export class Guard {
   checkIn(): void {
     this.checkPopulation();
     const { per_day } = this.#place.policy;
-    const rules = [
-      ["compute_seconds", this.#used("seconds"), per_day.compute_seconds],
-      ["bytes", this.#used("bytes"), per_day.bytes],
-      ["sessions", this.#used("sessions"), per_day.sessions],
-    ] as const;
-    for (const [rule, used, most] of rules) {
+    for (const rule of ["compute_seconds", "bytes", "sessions"] as const) {
+      const [used, most] = [this.#used(rule === "compute_seconds" ? "seconds" : rule), per_day[rule]];
       if (most !== null && used >= most) {
         throw forbidden(`per_day.${rule}`, `${used} of ${most} are used up in the last 24 hours`);
       }
@@ -97,11 +85,11 @@ export class Guard {
    *
    * Throws PlanRefused.
    */
-  checkPredict(plan: Plan, sizes: ReadonlyMap<string, number>, missing: number): void {
+  checkPredict(plan: plans.Plan, sizes: ReadonlyMap<string, number>, missing: number): void {
     const { plan: limits } = this.#place.policy;
     const all = [...sizes.values()].reduce((sum, size) => sum + size, 0);
     const kept = all - (sizes.get("plan") ?? 0) - (sizes.get("parameters") ?? 0);
-    atMost("plan.parameters", parameterCount(plan), limits.parameters);
+    atMost("plan.parameters", plans.parameterCount(plan), limits.parameters);
     atMost("plan.graph_bytes", kept, limits.graph_bytes);
     atMost("plan.memory_bytes", all, limits.memory_bytes);
     this.#checkBytes(missing);
@@ -126,12 +114,7 @@ export class Guard {
     await this.#checkRound(given, true);
     this.#checkCollection(collection);
     this.#checkBytes(report.length);
-    this.#checkAnswer(question, this.#answers - 1); // this one is counted already
-  }
-
-  /** Check what a plan asks, or null, before anything else of it. Throws PlanRefused. */
-  checkQuestion(question: string | null): void {
-    this.#checkAnswer(question, this.#answers);
+    this.checkQuestion(question, this.#answers - 1); // this one is counted already
   }
 
   /** Check cohort, signature or release, and size before fetching the plan. Throws PlanRefused. */
@@ -141,9 +124,9 @@ export class Guard {
   }
 
   /** Check sizes before fetching a plan and the model's parameters. Throws PlanRefused. */
-  checkSizes(plan: BlobRef, parameters: BlobRef): void {
-    if (plan.size > MOST_PLAN_BYTES) {
-      throw new PlanRefused(`the plan has ${plan.size} bytes, a device reads at most ${MOST_PLAN_BYTES}`);
+  checkSizes(plan: plans.BlobRef, parameters: plans.BlobRef): void {
+    if (plan.size > plans.MOST_PLAN_BYTES) {
+      throw new PlanRefused(`the plan has ${plan.size} bytes, a device reads at most ${plans.MOST_PLAN_BYTES}`);
     }
     this.#checkBytes(plan.size + parameters.size);
     atMost("plan.memory_bytes", plan.size + parameters.size, this.#place.policy.plan.memory_bytes);
@@ -159,19 +142,21 @@ export class Guard {
    *
    * examples: their number. Throws PlanRefused.
    */
-  checkPlan(given: Pick<Assignment, "plan" | "checkpoint">, plan: Plan, examples: number): void {
+  checkPlan(given: Pick<Assignment, "plan" | "checkpoint">, plan: plans.Plan, examples: number): void {
     const limits = this.#place.policy.plan;
     const received = plan.broadcast.find(({ name }) => name === "params")?.size;
-    if (received !== parameterCount(plan)) {
-      throw new PlanRefused(`the plan's schema has ${parameterCount(plan)} parameters, its broadcast ${received}`);
+    if (received !== plans.parameterCount(plan)) {
+      throw new PlanRefused(
+        `the plan's schema has ${plans.parameterCount(plan)} parameters, its broadcast ${received}`,
+      );
     }
     const vectors = [...plan.broadcast, ...plan.passes.flatMap((pass) => pass.carry), ...plan.report.segments];
-    const kept = keptRefs(plan).reduce((sum, { size }) => sum + size, 0);
+    const kept = plans.keptRefs(plan).reduce((sum, { size }) => sum + size, 0);
     const report = FLOAT_BYTES * reportSize(plan.report);
-    const visited = plan.passes.reduce((sum, { loop }) => sum + loop.batch_size * stepCount(loop, examples), 0);
+    const visited = plan.passes.reduce((sum, { loop }) => sum + loop.batch_size * plans.stepCount(loop, examples), 0);
     atMost("plan.parameters", Math.max(...vectors.map(({ size }) => size)), limits.parameters);
     atMost("plan.graph_bytes", kept, limits.graph_bytes);
-    const held = given.plan.size + given.checkpoint.size + kept + report + batchBytes(plan);
+    const held = given.plan.size + given.checkpoint.size + kept + report + plans.batchBytes(plan);
     atMost("plan.memory_bytes", held, limits.memory_bytes);
     this.#checkBytes(kept + given.checkpoint.size + report);
     atMost("plan.batch_examples", visited, limits.batch_examples);
@@ -190,7 +175,8 @@ export class Guard {
     return this.#started === null ? 0 : this.#platform.workSeconds() - this.#started;
   }
 
-  #checkAnswer(question: string | null, answers: number): void {
+  /** Check what a plan asks, or null, before anything else of it. answers: those of the last week. Throws PlanRefused. */
+  checkQuestion(question: string | null, answers = this.#answers): void {
     const { allowed, per_week } = this.#place.policy.questions;
     if (question === null) return;
     if (!allowed) throw refused("questions.allowed", "the plan asks a question");
@@ -246,11 +232,7 @@ export class Guard {
         `the plan is signed by ${signature?.signer ?? "nobody"}, which the policy does not name`,
       );
     }
-    try {
-      await verifyPlan(plan, signature);
-    } catch (error) {
-      throw error instanceof FormatError ? refused("signers", error.message) : error;
-    }
+    await verifyPlan(plan, signature).catch(breaking("signers"));
   }
 }
 
@@ -258,10 +240,6 @@ function atMost(rule: string, found: number, allowed: number | null): void {
   if (allowed !== null && found > allowed) {
     throw refused(rule, `${found} found, ${allowed} allowed`);
   }
-}
-
-function refused(rule: string, why: string): PlanRefused {
-  return new PlanRefused(`against ${rule} of this device's policy: ${why}`);
 }
 
 function forbidden(rule: string, why: string): PolicyForbids {

@@ -2,7 +2,7 @@
 
 import * as v from "valibot";
 import type { Bytes } from "../bytes.ts";
-import { ConfigError, FormatError, PolicyForbids } from "../errors.ts";
+import { ConfigError, FormatError, PlanRefused, PolicyForbids } from "../errors.ts";
 import type { Target } from "../platform.ts";
 import { publicKey } from "../wire/statements.ts";
 
@@ -52,12 +52,6 @@ const PARTS: Readonly<Record<string, { readonly entries: object }>> = {
  */
 export type Policy = v.InferOutput<typeof policySchema>;
 
-/** The enrolment authority that a policy names. url: empty if the coordinator provides it. */
-interface NamedAuthority {
-  readonly key: Bytes;
-  readonly url: string;
-}
-
 /** Where a device takes part, and under which policy. */
 export interface Place extends Target {
   readonly policy: Policy;
@@ -106,7 +100,19 @@ export function checkHttps({ require_https }: Policy, whose: string, url: URL): 
   }
 }
 
-/** The authority that a policy names, if any. */
-export function namedAuthority({ authority, authority_url }: Policy): NamedAuthority | null {
+/** The enrolment authority that a policy names, if any. url: empty if the coordinator provides it. */
+export function namedAuthority({ authority, authority_url }: Policy): { key: Bytes; url: string } | null {
   return authority === null ? null : { key: publicKey(authority), url: authority_url ?? "" };
+}
+
+/** The error for a plan that a rule of the policy does not let run. */
+export function refused(rule: string, why: string): PlanRefused {
+  return new PlanRefused(`against ${rule} of this device's policy: ${why}`);
+}
+
+/** For a `catch`: what is not of the form that the specification wants breaks a rule of the policy. */
+export function breaking(rule: string): (error: unknown) => never {
+  return (error) => {
+    throw error instanceof FormatError ? refused(rule, error.message) : error;
+  };
 }

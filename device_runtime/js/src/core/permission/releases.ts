@@ -12,30 +12,17 @@ import type { Float32 } from "../plans/report.ts";
 import { keptJson, type Platform } from "../platform.ts";
 import { climb, depth } from "../secagg/roster.ts";
 import type { Assignment } from "../wire/messages.ts";
-import {
-  boundsOf,
-  digestOf,
-  evaluationBy,
-  type LineageEntry,
-  type ModelRelease,
-  type Release,
-  type Signed,
-  type TreeHead,
-  verifiedEntry,
-  verifiedHead,
-  verifiedModelRelease,
-  verifiedRelease,
-} from "../wire/statements.ts";
-import type { Place, Policy } from "./policy.ts";
+import * as statements from "../wire/statements.ts";
+import { breaking, type Place, type Policy, refused } from "./policy.ts";
 
 const LOG = "require_release_log";
 
 /** The release of a secure round, with its digest and the lineage entry of the assignment. */
 interface Shown {
-  readonly release: Release;
-  readonly signed: Signed;
+  readonly release: statements.Release;
+  readonly signed: statements.Signed;
   readonly digest: string;
-  readonly entry: LineageEntry | null;
+  readonly entry: statements.LineageEntry | null;
 }
 
 /** Check an assignment of a secure round against its release, and remember the release and the checkpoint.
@@ -48,25 +35,25 @@ export async function checkRelease(
   { policy, population }: Place,
   given: Assignment,
   again: boolean,
-): Promise<Release> {
+): Promise<statements.Release> {
   const shown = await readRelease(policy, given);
   const { release, signed, digest, entry } = shown;
   const counterPlace = `released:${signed.signer}:${population}`;
   const seen = Number((await store.get(counterPlace)) ?? 0);
   demand(release.population === population, "release", `it is for population ${release.population}`);
   const plan = given.plan.sha256;
-  const evaluates = evaluationBy(release, plan) !== null;
+  const evaluates = statements.evaluationBy(release, plan) !== null;
   demand(release.plan === plan || evaluates, "release", "it is for another plan");
   demand(release.expires_at > now(), "release", "it has expired");
   demand(release.counter >= seen, "release", `its counter is ${release.counter}; this device has seen ${seen}`);
-  const [promised, least] = [boundsOf(release, plan).noise_multiplier, policy.min_noise_multiplier];
+  const [promised, least] = [statements.boundsOf(release, plan).noise_multiplier, policy.min_noise_multiplier];
   demand(
     promised >= least,
     "min_noise_multiplier",
     `devices would add noise of ${promised}, the least allowed is ${least}`,
   );
   const entryPlace = `lineage:${digest}`;
-  const last = await keptJson<LineageEntry>(store, entryPlace);
+  const last = await keptJson<statements.LineageEntry>(store, entryPlace);
   (evaluates ? checkEvaluated : checkCheckpoint)(given, shown, last);
   const changes: Record<string, string> = { [counterPlace]: String(release.counter) };
   if (entry !== null && entry.round > (last?.round ?? 0)) {
@@ -76,7 +63,9 @@ export async function checkRelease(
     const head = await provenHead(release, signed, given);
     const headPlace = `log:${release.lineage}`;
     if (!again) {
-      checkGrowth(head, (await keptJson<TreeHead>(store, headPlace)) ?? head);
+      const last = (await keptJson<statements.TreeHead>(store, headPlace)) ?? head;
+      const grew = head.size > last.size || (head.size === last.size && head.root === last.root);
+      demand(grew, LOG, `the head of ${head.size} contradicts one of ${last.size} that was shown before`);
       changes[headPlace] = JSON.stringify(head);
     }
   }
@@ -94,15 +83,13 @@ async function readRelease(policy: Policy, given: Assignment): Promise<Shown> {
     "signers",
     `the release is signed by ${signed.signer}, which it does not name`,
   );
-  try {
-    const entry = given.lineage === null ? null : await verifiedEntry(given.lineage);
-    return { release: await verifiedRelease(signed), signed, digest: await digestOf(signed), entry };
-  } catch (error) {
-    throw error instanceof FormatError ? refused("signers", error.message) : error;
-  }
+  const entry =
+    given.lineage === null ? null : await statements.verifiedEntry(given.lineage).catch(breaking("signers"));
+  const release = await statements.verifiedRelease(signed).catch(breaking("signers"));
+  return { release, signed, digest: await statements.digestOf(signed), entry };
 }
 
-function checkCheckpoint(given: Assignment, shown: Shown, last: LineageEntry | null): void {
+function checkCheckpoint(given: Assignment, shown: Shown, last: statements.LineageEntry | null): void {
   const [rule, { release, entry }] = ["lineage", shown];
   if (entry === null) {
     const first = given.checkpoint.sha256 === release.checkpoint;
@@ -120,7 +107,7 @@ function checkCheckpoint(given: Assignment, shown: Shown, last: LineageEntry | n
   checkEntry(given, shown, entry, last);
 }
 
-function checkEvaluated(given: Assignment, shown: Shown, last: LineageEntry | null): void {
+function checkEvaluated(given: Assignment, shown: Shown, last: statements.LineageEntry | null): void {
   const [rule, { entry }] = ["lineage", shown];
   if (entry === null) throw refused(rule, "no signed entry comes with the model that is evaluated");
   const names = entry.params !== undefined && entry.round >= 1;
@@ -130,7 +117,12 @@ function checkEvaluated(given: Assignment, shown: Shown, last: LineageEntry | nu
 }
 
 /** Refuse unless an entry belongs to the release, and to the last entry that this device was shown. */
-function checkEntry(given: Assignment, shown: Shown, entry: LineageEntry, last: LineageEntry | null): void {
+function checkEntry(
+  given: Assignment,
+  shown: Shown,
+  entry: statements.LineageEntry,
+  last: statements.LineageEntry | null,
+): void {
   const { release, digest } = shown;
   const rule = "lineage";
   demand(given.lineage?.signer === release.lineage, rule, "the checkpoint is not signed by the release's key");
@@ -143,7 +135,7 @@ function checkEntry(given: Assignment, shown: Shown, entry: LineageEntry, last: 
 }
 
 /** Refuse unless two entries are the same, or the checkpoint of the later can follow the other's. */
-function checkDescent(before: LineageEntry, after: LineageEntry): void {
+function checkDescent(before: statements.LineageEntry, after: statements.LineageEntry): void {
   const same =
     after.parent === before.parent && after.checkpoint === before.checkpoint && after.params === before.params;
   const follows = after.round !== before.round + 1 || after.parent === before.checkpoint;
@@ -161,8 +153,8 @@ export async function checkModel(
   received: ReadonlyMap<string, Float32>,
 ): Promise<void> {
   if (secagg === null || signed === null || lineage === null) return;
-  const evaluation = evaluationBy(await verifiedRelease(signed), plan.sha256);
-  const entry = await verifiedEntry(lineage);
+  const evaluation = statements.evaluationBy(await statements.verifiedRelease(signed), plan.sha256);
+  const entry = await statements.verifiedEntry(lineage);
   const named = new Map([...Object.entries(evaluation?.constants ?? {}), ["params", entry.params]]);
   for (const [name, vector] of received) {
     if (evaluation === null && (name !== "params" || entry.params === undefined)) continue;
@@ -173,16 +165,15 @@ export async function checkModel(
 }
 
 /** The head of a log that holds the release. */
-async function provenHead(release: Release, signed: Signed, { log }: Assignment): Promise<TreeHead> {
+async function provenHead(
+  release: statements.Release,
+  signed: statements.Signed,
+  { log }: Assignment,
+): Promise<statements.TreeHead> {
   if (log === null || log.head.signer !== release.lineage) {
     throw refused(LOG, "no head that the release's lineage key signed comes with it");
   }
-  let head: TreeHead;
-  try {
-    head = await verifiedHead(log.head);
-  } catch (error) {
-    throw error instanceof FormatError ? refused(LOG, error.message) : error;
-  }
+  const head = await statements.verifiedHead(log.head).catch(breaking(LOG));
   const leaf = utf8(`${signed.signer}\n${signed.text}`);
   const fits = log.position < head.size && log.path.length === 32 * depth(head.size);
   const leads = fits && equal(await climb(leaf, log.position, log.path), fromHex(head.root));
@@ -190,17 +181,8 @@ async function provenHead(release: Release, signed: Signed, { log }: Assignment)
   return head;
 }
 
-function checkGrowth(head: TreeHead, last: TreeHead): void {
-  const grew = head.size > last.size || (head.size === last.size && head.root === last.root);
-  demand(grew, LOG, `the head of ${head.size} contradicts one of ${last.size} that was shown before`);
-}
-
 function demand(holds: boolean, rule: string, why: string): void {
   if (!holds) throw refused(rule, why);
-}
-
-function refused(rule: string, why: string): PlanRefused {
-  return new PlanRefused(`against ${rule} of this device's policy: ${why}`);
 }
 
 /** A refusal by limits of the policy, which its owner may change. */
@@ -219,12 +201,12 @@ export function withinLimits(check: () => void): void {
  *
  * Throws ModelRefused.
  */
-export async function signedRelease({ signers }: Policy, signed: Signed): Promise<ModelRelease> {
+export async function signedRelease({ signers }: Policy, signed: statements.Signed): Promise<statements.ModelRelease> {
   if (signers.length > 0 && !signers.includes(signed.signer)) {
     throw new ModelRefused("against signers of this device's policy: it does not name who signed the model release");
   }
   try {
-    return await verifiedModelRelease(signed);
+    return await statements.verifiedModelRelease(signed);
   } catch (error) {
     throw error instanceof FormatError ? new ModelRefused(error.message) : error;
   }
@@ -233,7 +215,7 @@ export async function signedRelease({ signers }: Policy, signed: Signed): Promis
 /** Check a release for the model `name` of a population, and remember its counter. Throws ModelRefused. */
 export async function checkModelRelease(
   { store, now }: Platform,
-  release: ModelRelease,
+  release: statements.ModelRelease,
   signer: string,
   population: string,
   name: string,

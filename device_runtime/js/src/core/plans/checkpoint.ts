@@ -24,7 +24,7 @@ export function encodeVector(name: string, vector: Float32): Bytes {
   const header = JSON.stringify({ [name]: { dtype: "F32", shape: [vector.length], data_offsets: [0, size] } });
   const padded = header.padEnd(8 * Math.ceil(utf8(header).length / 8) - utf8(header).length + header.length);
   const values = new Uint8Array(vector.buffer, vector.byteOffset, size);
-  return concat(littleEndian(BigInt(utf8(padded).length), HEAD_BYTES), utf8(padded), values);
+  return concat(littleEndian(utf8(padded).length, HEAD_BYTES), utf8(padded), values);
 }
 
 /** SHA-256 of a vector's values in hex, as a release and the entries of its lineage name a vector. */

@@ -34,10 +34,7 @@ export type Tensors = Readonly<Record<string, Tensor>>;
 
 /** A flat vector at the edge of a graph: numbers, or codes of weights. */
 export function flatTensor({ ort }: Engine, values: Float32Array | Uint8Array): Tensor {
-  const shape = [values.length];
-  return values instanceof Uint8Array
-    ? new ort.Tensor("uint8", values, shape)
-    : new ort.Tensor("float32", values, shape);
+  return new ort.Tensor(values instanceof Uint8Array ? "uint8" : "float32", values, [values.length]);
 }
 
 const OPTIONS: InferenceSession.SessionOptions = {

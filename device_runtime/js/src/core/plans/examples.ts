@@ -50,6 +50,11 @@ export class ExamplesError extends AssignmentError {
   }
 }
 
+/** The error for examples that do not fit, or cannot be read. */
+export function invalid(why: string): ExamplesError {
+  return new ExamplesError("invalid-examples", why);
+}
+
 /** The typed array of each element type. */
 export const KINDS = { float32: Float32Array, int64: BigInt64Array, int32: Int32Array, uint8: Uint8Array } as const;
 
@@ -61,7 +66,7 @@ export function checkExamples(plan: Plan, examples: Examples): void {
   for (const field of plan.examples.fields) {
     const column = examples.columns.get(field.name);
     if (column === undefined) {
-      throw new ExamplesError("invalid-examples", `examples have no field ${field.name}, which the plan wants`);
+      throw invalid(`examples have no field ${field.name}, which the plan wants`);
     }
     checkColumn(field, column, examples.count);
   }
@@ -81,10 +86,7 @@ export function padded(name: string, column: Column, count: number): Column {
   for (let place = 0; place < count; place++) {
     const line = lineOf(column, place);
     if (line.length > width) {
-      throw new ExamplesError(
-        "invalid-examples",
-        `field ${name} of example ${place} has ${line.length} bytes, not ${width}`,
-      );
+      throw invalid(`field ${name} of example ${place} has ${line.length} bytes, not ${width}`);
     }
     values.set(line, place * width);
   }
@@ -99,10 +101,7 @@ function checkColumn(field: Field, { shape, values }: Column, count: number): vo
     values.length !== count * width
   ) {
     const found = `${values.constructor.name}[${shape}] with ${values.length} values`;
-    throw new ExamplesError(
-      "invalid-examples",
-      `field ${field.name} holds ${found}, the plan wants ${field.dtype}[${field.shape}]`,
-    );
+    throw invalid(`field ${field.name} holds ${found}, the plan wants ${field.dtype}[${field.shape}]`);
   }
   const [low, high] = field.dtype === "float32" ? [-Infinity, Infinity] : [-1, field.high];
   if (high === null) return;
@@ -110,7 +109,7 @@ function checkColumn(field: Field, { shape, values }: Column, count: number): vo
     const value = values[place]!;
     if (!(value > low && value < high) && Number(value) !== field.ignored) {
       const example = Math.floor(place / width);
-      throw new ExamplesError("invalid-examples", `field ${field.name} of example ${example} holds ${value}`);
+      throw invalid(`field ${field.name} of example ${example} holds ${value}`);
     }
   }
 }

@@ -208,12 +208,8 @@ export function runGraphs({ name, graphs }: Plan): Readonly<Record<string, BlobR
 /** The blobs that a device keeps between rounds: its graphs, frozen vectors and tokenizers. */
 export function keptRefs(plan: Plan): BlobRef[] {
   const frozen = plan.frozen === null ? [] : [plan.frozen.blob];
-  return [...Object.values(plan.graphs[FORMAT] ?? {}), ...frozen, ...tokenizerRefs(plan)];
-}
-
-/** The tokenizers of a plan's fields. */
-function tokenizerRefs({ examples }: Plan): BlobRef[] {
-  return examples.fields.flatMap(({ tokenizer }) => (tokenizer === undefined ? [] : [tokenizer.blob]));
+  const tokenizers = plan.examples.fields.flatMap(({ tokenizer }) => (tokenizer === undefined ? [] : [tokenizer.blob]));
+  return [...Object.values(plan.graphs[FORMAT] ?? {}), ...frozen, ...tokenizers];
 }
 
 /** The number of parameters of a plan's model. */

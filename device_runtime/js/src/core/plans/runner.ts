@@ -8,32 +8,8 @@ import { type Bytes, letGo } from "../bytes.ts";
 import { DeadlinePassed, NonFiniteReport, PlanRefused } from "../errors.ts";
 import { type Engine, flatTensor, type Graph, type Tensors } from "./engine.ts";
 import type { Examples, Values } from "./examples.ts";
-import {
-  CALLS_HELD,
-  exampleBytes,
-  type Loop,
-  loopGraph,
-  MOST_CALL_BYTES,
-  MOST_STEPS,
-  type PassPlan,
-  type Plan,
-  REPORT,
-  stepCount,
-  stepsGraph,
-} from "./plan.ts";
-import {
-  CLIP,
-  concatenate,
-  countLosses,
-  countsLosses,
-  encodeMeans,
-  type Float32,
-  LOSSES,
-  LOSSES_SIZE,
-  metricsSegment,
-  unweighted,
-  weightOf,
-} from "./report.ts";
+import * as plans from "./plan.ts";
+import * as reports from "./report.ts";
 import { noise, permutation, type StreamKey } from "./streams.ts";
 
 /** Words of a row at most that are copied one by one, as that takes less time than to make a view of them. */
@@ -41,7 +17,7 @@ const NARROW = 128;
 
 /** The unweighted `values` (V,) of a report, its `weight`, the number of local `examples`, and the steps in all. */
 export interface TrainingResult {
-  readonly values: Float32;
+  readonly values: reports.Float32;
   readonly weight: number;
   readonly examples: number;
   readonly steps: number;
@@ -53,10 +29,10 @@ export interface TrainingResult {
  */
 export interface Work {
   readonly engine: Engine;
-  readonly plan: Plan;
+  readonly plan: plans.Plan;
   readonly graphs: ReadonlyMap<string, Graph>;
-  readonly broadcast: ReadonlyMap<string, Float32>;
-  readonly frozen: ReadonlyMap<string, Float32 | Bytes>;
+  readonly broadcast: ReadonlyMap<string, reports.Float32>;
+  readonly frozen: ReadonlyMap<string, reports.Float32 | Bytes>;
   readonly examples: Examples;
   readonly key: StreamKey;
   readonly keepGoing: () => boolean;
@@ -66,8 +42,8 @@ export interface Work {
  * non-finite sum. */
 export interface Swept {
   readonly carry: Record<string, Tensor>;
-  readonly metrics: Float32;
-  readonly first: Float32;
+  readonly metrics: reports.Float32;
+  readonly first: reports.Float32;
   readonly steps: number;
   readonly finite: number;
 }
@@ -83,31 +59,32 @@ export async function execute(work: Work): Promise<TrainingResult> {
   const known: Record<string, Tensor> = {};
   for (const [name, vector] of work.broadcast) known[`broadcast.${name}`] = flatTensor(engine, vector);
   for (const [name, vector] of work.frozen) known[`frozen.${name}`] = flatTensor(engine, vector);
-  const parts = new Map<string, Float32>();
+  const parts = new Map<string, reports.Float32>();
   const carries: Tensor[] = [];
   let [steps, finite] = [0, 0];
-  let first: Float32 | undefined;
+  let first: reports.Float32 | undefined;
   for (const [index, pass] of plan.passes.entries()) {
     const swept = await sweep(work, known, pass, index);
     Object.assign(known, prefixed(`${pass.name}.carry`, swept.carry));
     carries.push(...Object.values(swept.carry));
-    parts.set(metricsSegment(pass.name), swept.metrics);
+    parts.set(reports.metricsSegment(pass.name), swept.metrics);
     finite += finite === steps ? swept.finite : 0;
     steps += swept.steps;
     first ??= swept.first;
-    if (plan.report.segments.some(countsLosses)) parts.set(LOSSES, countLosses(first, swept.metrics));
+    if (plan.report.segments.some(reports.countsLosses))
+      parts.set(reports.LOSSES, reports.countLosses(first, swept.metrics));
   }
   const means = plan.report.segments.filter((segment) => segment.reduction === "mean");
-  const made = await graphOf(work, REPORT).run(known, new Map(means.map(({ name, size }) => [name, [size]])));
+  const made = await graphOf(work, plans.REPORT).run(known, new Map(means.map(({ name, size }) => [name, [size]])));
   letGoOf(carries);
   const outputs = new Map(Object.entries(made).map(([name, tensor]) => [name, floats(tensor)]));
-  for (const [name, values] of await encodeMeans(plan.report, outputs, work.key)) {
+  for (const [name, values] of await reports.encodeMeans(plan.report, outputs, work.key)) {
     parts.set(name, values);
   }
-  const weight = weightOf(plan.report, examples.count);
+  const weight = reports.weightOf(plan.report, examples.count);
   try {
-    const clip = plan.report.bounded ? work.broadcast.get(CLIP)?.[0] : undefined;
-    const values = concatenate(plan.report, parts, weight, clip);
+    const clip = plan.report.bounded ? work.broadcast.get(reports.CLIP)?.[0] : undefined;
+    const values = reports.concatenate(plan.report, parts, weight, clip);
     letGoOf(Object.values(made));
     return { values, weight, examples: examples.count, steps };
   } catch (error) {
@@ -116,12 +93,12 @@ export async function execute(work: Work): Promise<TrainingResult> {
 }
 
 /** Run all steps of a pass. */
-export async function sweep(work: Work, known: Tensors, pass: PassPlan, index: number): Promise<Swept> {
+export async function sweep(work: Work, known: Tensors, pass: plans.PassPlan, index: number): Promise<Swept> {
   const [{ examples, key }, size] = [work, pass.loop.batch_size];
   const sizes = new Map(pass.carry.map((vector) => [`next.${vector.name}`, [vector.size]]));
   const totals = new Float64Array(pass.metrics.length);
   let carry = unprefixed(await graphOf(work, `${pass.name}.begin`).run(known, sizes));
-  const graph = graphOf(work, loopGraph([...work.graphs.keys()], pass.name));
+  const graph = graphOf(work, plans.loopGraph([...work.graphs.keys()], pass.name));
   const buffers = new Buffers(work, pass);
   let [steps, finite] = [0, 0];
   let first = new Float32Array(totals.length);
@@ -156,7 +133,7 @@ async function drawn(key: StreamKey, pass: number, first: number, steps: number,
 }
 
 /** How many of the first steps have finite sums alone, of the sums of so many. */
-function finiteSteps(sums: Float32, steps: number): number {
+function finiteSteps(sums: reports.Float32, steps: number): number {
   const at = sums.findIndex((value) => !Number.isFinite(value));
   return at < 0 ? steps : Math.floor((at * steps) / sums.length);
 }
@@ -173,10 +150,10 @@ class Buffers {
   readonly #tensors = new Map<number, Record<string, Tensor>>();
   readonly #rows: ReadonlyMap<string, Words>;
 
-  constructor(work: Work, pass: PassPlan) {
-    [this.#work, this.#size, this.#many] = [work, pass.loop.batch_size, work.graphs.has(stepsGraph(pass.name))];
-    const fitting = Math.floor(MOST_CALL_BYTES / (this.#size * exampleBytes(work.plan)));
-    this.most = this.#many ? Math.max(1, Math.min(MOST_STEPS, fitting)) : 1;
+  constructor(work: Work, pass: plans.PassPlan) {
+    [this.#work, this.#size, this.#many] = [work, pass.loop.batch_size, work.graphs.has(plans.stepsGraph(pass.name))];
+    const fitting = Math.floor(plans.MOST_CALL_BYTES / (this.#size * plans.exampleBytes(work.plan)));
+    this.most = this.#many ? Math.max(1, Math.min(plans.MOST_STEPS, fitting)) : 1;
     const { columns } = work.examples;
     this.#rows = new Map(work.plan.examples.fields.map(({ name }) => [name, words(columns.get(name)!.values)]));
   }
@@ -187,7 +164,7 @@ class Buffers {
   }
 
   /** The tensors of a call, with those examples; mask and noise of all its steps. */
-  fill(indices: Uint32Array, mask: Float32, noise: Int32Array | null): Tensors {
+  fill(indices: Uint32Array, mask: reports.Float32, noise: Int32Array | null): Tensors {
     const { count } = this.#work.examples;
     const steps = mask.length / this.#size;
     const tensors = this.#tensors.get(steps) ?? this.#made(steps);
@@ -213,7 +190,7 @@ class Buffers {
       const buffer = new (column.constructor as new (size: number) => Values)(values * width);
       tensors[`example.${name}`] = new Tensor(dtype, buffer, [...shape, ...ofOne]);
     }
-    if (this.#tensors.size === CALLS_HELD) this.#tensors.clear();
+    if (this.#tensors.size === plans.CALLS_HELD) this.#tensors.clear();
     this.#tensors.set(steps, tensors);
     return tensors;
   }
@@ -247,8 +224,8 @@ function graphOf(work: Work, name: string): Graph {
   return graph;
 }
 
-function floats(tensor: Tensor): Float32 {
-  return tensor.data as Float32;
+function floats(tensor: Tensor): reports.Float32 {
+  return tensor.data as reports.Float32;
 }
 
 /** Free the memory of tensors that the engine made and nothing reads any more. */
@@ -279,17 +256,17 @@ function cause(steps: number, finite: number): string {
 }
 
 /** Refuse a plan whose report cannot be filled from its passes. */
-function checkSums(plan: Plan): void {
+function checkSums(plan: plans.Plan): void {
   if (plan.examples.fields.length === 0) {
     throw new PlanRefused(`plan ${plan.name} names no example field, so there is nothing to count`);
   }
-  if (plan.report.bounded && !plan.broadcast.some(({ name, size }) => name === CLIP && size === 1)) {
-    throw new PlanRefused(`plan ${plan.name} bounds the report, and its broadcast has no ${CLIP}: the bound`);
+  if (plan.report.bounded && !plan.broadcast.some(({ name, size }) => name === reports.CLIP && size === 1)) {
+    throw new PlanRefused(`plan ${plan.name} bounds the report, and its broadcast has no ${reports.CLIP}: the bound`);
   }
-  const sums = new Map(plan.passes.map((pass) => [metricsSegment(pass.name), pass.metrics.length]));
+  const sums = new Map(plan.passes.map((pass) => [reports.metricsSegment(pass.name), pass.metrics.length]));
   const measured = plan.passes.length > 0 && plan.passes.every(({ metrics }) => metrics.length >= 2);
-  if (measured && plan.report.segments.some(countsLosses)) sums.set(LOSSES, LOSSES_SIZE);
-  for (const { name, size, reduction } of unweighted(plan.report)) {
+  if (measured && plan.report.segments.some(reports.countsLosses)) sums.set(reports.LOSSES, reports.LOSSES_SIZE);
+  for (const { name, size, reduction } of reports.unweighted(plan.report)) {
     if (reduction === "sum" && sums.get(name) !== size) {
       throw new PlanRefused(`plan ${plan.name} wants ${size} sums in segment ${name}, which no pass makes`);
     }
@@ -309,14 +286,14 @@ export interface Batches {
  * A short last batch of an epoch is padded with its own first index, under mask 0.
  */
 export async function* batches(
-  loop: Loop,
+  loop: plans.Loop,
   examples: number,
   key: StreamKey,
   pass: number,
   most: number,
 ): AsyncGenerator<Batches> {
   const size = loop.batch_size;
-  let remaining = stepCount(loop, examples);
+  let remaining = plans.stepCount(loop, examples);
   for (let epoch = 0; epoch < loop.epochs && remaining > 0; epoch++) {
     const order = loop.shuffle
       ? await permutation(key, pass, epoch, examples)

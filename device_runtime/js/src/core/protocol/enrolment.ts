@@ -22,32 +22,18 @@ import { type Identity, keptOrFetched, Transport } from "./transport.ts";
 const SPENT = 2 / 3;
 
 /** The two private keys of a device: of its requests, and of secure aggregation. */
-interface DeviceKeys {
-  readonly device: SigningKey;
-  readonly secagg: SigningKey;
-}
+type DeviceKeys = Readonly<Record<"device" | "secagg", SigningKey>>;
 
-/** The parties of a coordinator's secure rounds, which the device pinned on first sight. Keys are in base64. */
-interface Parties {
-  readonly server: string;
-  readonly authority: string;
-}
-
-/** The enrolment authority of a coordinator. The key is in base64. */
-interface ShownAuthority {
-  readonly key: string;
-  readonly url: string;
-}
-
-/** A stored enrolment. known: false once the coordinator said that it knows no such device.
+/** A stored enrolment. Keys are in base64. known: false once the coordinator said that it knows no such device.
  *
- * shown: the authority that the coordinator named last; null if it has no secure rounds.
+ * parties: those of the coordinator's secure rounds, which the device pinned on first sight. shown: the authority that the
+ * coordinator named last. Both are null if it has no secure rounds.
  */
 interface Enrolment {
   readonly key: string;
   readonly device: string;
-  readonly parties: Parties | null;
-  readonly shown: ShownAuthority | null;
+  readonly parties: { readonly server: string; readonly authority: string } | null;
+  readonly shown: { readonly key: string; readonly url: string } | null;
   readonly known: boolean;
 }
 
@@ -163,7 +149,11 @@ export class Enrolments implements Identity {
   async #enrol(): Promise<Enrolment> {
     const key = keyText(this.keys.device.public);
     const message = async () => ({ attestation: { kind: "none" } });
-    const { device, secagg } = await this.#transport.enrol({ keyid: key, key: this.keys.device }, message);
+    const { device, secagg } = await this.#transport.introduce(
+      "enrolled",
+      { keyid: key, key: this.keys.device },
+      message,
+    );
     const shown = secagg === null ? null : { key: base64(secagg.authority), url: secagg.authority_url };
     const seen = secagg === null ? null : { server: base64(currentKey(secagg.server)), authority: shown!.key };
     return this.#keep({ key, device, parties: this.#enrolment?.parties ?? seen, shown, known: true });
@@ -214,10 +204,10 @@ export class Enrolments implements Identity {
     const message = async (created: number) => ({
       attestation: { kind: "none" },
       secagg: base64(own),
-      possession: base64(await sign(this.keys.secagg, "possession", about, littleEndian(BigInt(created), 8))),
+      possession: base64(await sign(this.keys.secagg, "possession", about, littleEndian(created, 8))),
     });
     const authority = new Transport(this.#platform, url);
-    const issued = await authority.credential({ keyid: key, key: this.keys.device }, message);
+    const issued = await authority.introduce("credential", { keyid: key, key: this.keys.device }, message);
     const { current, device, expires } = await refusing(async () => {
       const current = await follow("authority", issued.authority, pinned);
       return { current, ...(await checkCredential(current, own, issued.credential, 0n)) };

@@ -9,39 +9,15 @@ import type { AssignmentKeeper, KeptAssignment } from "../kept/sessions.ts";
 import { decodeVectors } from "../plans/checkpoint.ts";
 import { codecSchema } from "../plans/codecs.ts";
 import type { BlobRef } from "../plans/plan.ts";
-import {
-  codedSizeOf,
-  type Float32,
-  hasCodecs,
-  type ReportLayout,
-  reportSize,
-  type Segment,
-  unweighted,
-  weightOf,
-} from "../plans/report.ts";
+import * as reports from "../plans/report.ts";
 import type { Platform } from "../platform.ts";
 import { Client, type SessionResult } from "../secagg/client.ts";
 import { M, numberOf } from "../secagg/encoding.ts";
 import { SecaggError } from "../secagg/errors.ts";
-import {
-  type AggregationPolicy,
-  acceptInvitation,
-  type HeldModel,
-  type Invite,
-  LEAST_COHORT,
-  leastHonest,
-} from "../secagg/invite.ts";
+import * as invites from "../secagg/invite.ts";
 import { type DemandedSegment, noiseOf } from "../secagg/packing.ts";
 import type { Assignment } from "../wire/messages.ts";
-import {
-  boundsOf,
-  digestOf,
-  evaluationBy,
-  type Release,
-  type SumBounds,
-  verifiedEntry,
-  verifiedRelease,
-} from "../wire/statements.ts";
+import * as statements from "../wire/statements.ts";
 import type { Visit } from "./enrolment.ts";
 
 /** The seconds that a request waits for a message, and the seconds between two requests. */
@@ -64,12 +40,12 @@ export class SecureDelivery {
   }
 
   /** Throws SecaggRefused, before any work, for an invitation that this device would not accept. */
-  async check(given: Assignment, layout: ReportLayout): Promise<void> {
+  async check(given: Assignment, layout: reports.ReportLayout): Promise<void> {
     await explained(async () => this.#accept(await this.#policy(given), given, layout));
   }
 
   /** Take part to the end, continuing where an earlier session stopped. Throws SecaggRefused or TransportError. */
-  async run(kept: KeptAssignment, layout: ReportLayout): Promise<SessionResult> {
+  async run(kept: KeptAssignment, layout: reports.ReportLayout): Promise<SessionResult> {
     return explained(async () => {
       const bounds = await releasedBounds(kept.given);
       const last = bounds.noise_multiplier > 0 ? M.MASKED : M.UNMASK;
@@ -92,18 +68,18 @@ export class SecureDelivery {
   }
 
   /** The client of a new session, and M0. This notes the round, which must happen before M1 leaves. */
-  async #begin(kept: KeptAssignment, layout: ReportLayout): Promise<[Client, Bytes]> {
+  async #begin(kept: KeptAssignment, layout: reports.ReportLayout): Promise<[Client, Bytes]> {
     const { given, report, examples } = kept;
     const policy = await this.#policy(given);
     const { credential } = await this.#visit.enrolments.credential();
     const invite = await this.#accept(policy, given, layout);
-    const values = decodeVectors(report, [{ name: UNWEIGHTED, size: reportSize(layout) - 1 }]).get(UNWEIGHTED);
+    const values = decodeVectors(report, [{ name: UNWEIGHTED, size: reports.reportSize(layout) - 1 }]).get(UNWEIGHTED);
     if (values === undefined) {
       throw new StateDamaged("the kept report does not fit its plan");
     }
     const bounds = await releasedBounds(given);
     const vector = summedValues(layout, bounds, values);
-    const weight = Math.min(weightOf(layout, examples), invite.wMax);
+    const weight = Math.min(reports.weightOf(layout, examples), invite.wMax);
     const [lastRound, now] = [await this.#lastRound(given), BigInt(Math.floor(this.#platform.now()))];
     await this.#answer(given, invite.round);
     const input = { vector, weight, credential, lastRound, now, ...(await held(given, layout)) };
@@ -117,20 +93,24 @@ export class SecureDelivery {
   }
 
   /** The policy with the keys that this device pinned. The assignment must show the pinned key or a successor. */
-  async #policy(given: Assignment): Promise<AggregationPolicy> {
+  async #policy(given: Assignment): Promise<invites.AggregationPolicy> {
     const { authority } = await this.#visit.enrolments.credential();
     const serverKey = await this.#visit.enrolments.server(given.server);
-    return { serverKey, authority, minSum: Math.max(this.#visit.place.policy.min_cohort, LEAST_COHORT) };
+    return { serverKey, authority, minSum: Math.max(this.#visit.place.policy.min_cohort, invites.LEAST_COHORT) };
   }
 
   /** The invitation of an assignment, if this device may accept it. */
-  async #accept(policy: AggregationPolicy, given: Assignment, layout: ReportLayout): Promise<Invite> {
+  async #accept(
+    policy: invites.AggregationPolicy,
+    given: Assignment,
+    layout: reports.ReportLayout,
+  ): Promise<invites.Invite> {
     const last = await this.#lastRound(given);
     if (last === lastSessionNumber(given.round)) {
       throw new AlreadyRevealed(`this device did its part in an earlier attempt at round ${given.round}`);
     }
-    const release = await verifiedRelease(given.release!);
-    const invite = await acceptInvitation(policy, given.secagg!, await held(given, layout), last);
+    const release = await statements.verifiedRelease(given.release!);
+    const invite = await invites.acceptInvitation(policy, given.secagg!, await held(given, layout), last);
     await checkInvitation(invite, given, layout, release);
     return invite;
   }
@@ -155,16 +135,20 @@ export class SecureDelivery {
     if (release === null) {
       throw new SecaggRefused("the invitation comes without a release");
     }
-    const evaluates = lineage !== null && evaluationBy(await verifiedRelease(release), plan.sha256) !== null;
-    const model = evaluates ? `/${(await verifiedEntry(lineage)).round}` : "";
-    return [`answered:${this.#visit.place.coordinator.href}:${task}`, `answered:${await digestOf(release)}${model}`];
+    const evaluates =
+      lineage !== null && statements.evaluationBy(await statements.verifiedRelease(release), plan.sha256) !== null;
+    const model = evaluates ? `/${(await statements.verifiedEntry(lineage)).round}` : "";
+    return [
+      `answered:${this.#visit.place.coordinator.href}:${task}`,
+      `answered:${await statements.digestOf(release)}${model}`,
+    ];
   }
 
   /** Send a message. Returns the coordinator's next one. */
   async #say(assignment: string, message: Bytes): Promise<Bytes> {
     const number = numberOf(message);
     try {
-      const answer = await this.#visit.transport.say(assignment, number, message, WAIT_S);
+      const answer = await this.#visit.transport.secagg(assignment, number, WAIT_S, message);
       return answer === null ? await this.#hear(assignment, number + 1) : only(number + 1, answer);
     } catch (error) {
       if (error instanceof Refused && error.reason === "unusable-message" && number === M.ADVERTISE) {
@@ -176,7 +160,7 @@ export class SecureDelivery {
 
   async #hear(assignment: string, number: number): Promise<Bytes> {
     while (this.#keepGoing()) {
-      const message = await this.#visit.transport.hear(assignment, number, WAIT_S);
+      const message = await this.#visit.transport.secagg(assignment, number, WAIT_S);
       if (message !== null) return only(number, message);
       await this.#platform.sleep(PAUSE_S);
     }
@@ -185,12 +169,12 @@ export class SecureDelivery {
 }
 
 /** The bounds of the sums of an assignment, which was checked. */
-async function releasedBounds({ release, plan }: Assignment): Promise<SumBounds> {
-  return boundsOf(await verifiedRelease(release!), plan.sha256);
+async function releasedBounds({ release, plan }: Assignment): Promise<statements.SumBounds> {
+  return statements.boundsOf(await statements.verifiedRelease(release!), plan.sha256);
 }
 
 /** The hashes of the model and the layout that this device holds. */
-async function held({ plan, checkpoint, seed }: Assignment, layout: ReportLayout): Promise<HeldModel> {
+async function held({ plan, checkpoint, seed }: Assignment, layout: reports.ReportLayout): Promise<invites.HeldModel> {
   return { modelHash: await modelHash(plan, checkpoint), layoutHash: await layoutHash(layout, seed) };
 }
 
@@ -204,12 +188,12 @@ function only(number: number, message: Bytes): Bytes {
 
 /** Throws SecaggRefused for an invitation that is not for its assignment, or contradicts the release. */
 async function checkInvitation(
-  invite: Invite,
+  invite: invites.Invite,
   given: Assignment,
-  layout: ReportLayout,
-  release: Release,
+  layout: reports.ReportLayout,
+  release: statements.Release,
 ): Promise<void> {
-  const bounds = boundsOf(release, given.plan.sha256);
+  const bounds = statements.boundsOf(release, given.plan.sha256);
   const expected = demanded(layout, bounds);
   const found = invite.segments.map(({ fieldBits: _, ...segment }) => segment);
   const same = (a: DemandedSegment, b: DemandedSegment | undefined) =>
@@ -218,7 +202,7 @@ async function checkInvitation(
   if (!equal(invite.task, task) || invite.round !== round) {
     throw new SecaggRefused("the invitation is for another task or round than the assignment");
   }
-  if (hasCodecs(layout) && release.seed !== given.seed) {
+  if (reports.hasCodecs(layout) && release.seed !== given.seed) {
     throw new SecaggRefused("the report's codecs have another seed than the released one");
   }
   if (invite.minSum < bounds.min_sum) {
@@ -227,7 +211,7 @@ async function checkInvitation(
   if (invite.wMax !== greatestWeight(layout, bounds)) {
     throw new SecaggRefused(`the greatest weight is ${invite.wMax}, not the one that is released`);
   }
-  const honest = leastHonest(invite.minSum, invite.nMax);
+  const honest = invites.leastHonest(invite.minSum, invite.nMax);
   if (bounds.noise_multiplier > 0 && (bounds.honest < 1 || bounds.honest > honest)) {
     throw new SecaggRefused(
       `noise is to come from ${bounds.honest} devices, and a sum over ${invite.minSum} of a roster of up to ` +
@@ -243,7 +227,7 @@ async function checkInvitation(
 }
 
 /** The segments that release and plan demand. */
-function demanded(layout: ReportLayout, bounds: SumBounds): DemandedSegment[] {
+function demanded(layout: reports.ReportLayout, bounds: statements.SumBounds): DemandedSegment[] {
   return fixedPoints(layout, bounds).map((one) => ({
     ...one,
     noise: bounds.noise_multiplier === 0 ? 0 : noiseOf(one, bounds.noise_multiplier, bounds.honest),
@@ -270,20 +254,20 @@ type FixedPoint = Omit<DemandedSegment, "noise">;
  * With noise, all mean segments are treated as one, whatever their ranges: they are scaled down together, and 0 is one
  * of the steps.
  */
-export function fixedPoints(layout: ReportLayout, bounds: SumBounds): FixedPoint[] {
+export function fixedPoints(layout: reports.ReportLayout, bounds: statements.SumBounds): FixedPoint[] {
   if (bounds.noise_multiplier > 0) return [noisyFixedPoint(layout, bounds)];
-  return unweighted(layout).flatMap((segment) => formats(segment, bounds));
+  return reports.unweighted(layout).flatMap((segment) => formats(segment, bounds));
 }
 
 /** Those of a segment without noise: two of a sum without a range, which is split, else one. */
-function formats(segment: Segment, bounds: SumBounds): FixedPoint[] {
+function formats(segment: reports.Segment, bounds: statements.SumBounds): FixedPoint[] {
   const { size, range } = segment;
   if (range !== undefined) {
     return [{ size, inBits: range.bits, low: range.low, high: range.high, norm: 0, weighted: false }];
   }
   if (segment.reduction === "mean") {
     const [norm, high] = [bounds.clip_norm, reach(segment, bounds.clip_norm)];
-    return [{ size: codedSizeOf(segment), inBits: bounds.bits, low: -high, high, norm, weighted: true }];
+    return [{ size: reports.codedSizeOf(segment), inBits: bounds.bits, low: -high, high, norm, weighted: true }];
   }
   const half = 2 ** (METRIC_BITS - 1);
   return [1, METRIC_STEP].map((step) => {
@@ -291,19 +275,19 @@ function formats(segment: Segment, bounds: SumBounds): FixedPoint[] {
   });
 }
 
-function noisyFixedPoint(layout: ReportLayout, { bits, clip_norm: clip }: SumBounds): FixedPoint {
-  const means = unweighted(layout).filter(({ reduction }) => reduction === "mean");
+function noisyFixedPoint(layout: reports.ReportLayout, { bits, clip_norm: clip }: statements.SumBounds): FixedPoint {
+  const means = reports.unweighted(layout).filter(({ reduction }) => reduction === "mean");
   const half = 2 ** (bits - 1);
   const step = Math.max(...means.map((segment) => reach(segment, clip))) / (half - 1);
-  const size = means.reduce((sum, segment) => sum + codedSizeOf(segment), 0);
+  const size = means.reduce((sum, segment) => sum + reports.codedSizeOf(segment), 0);
   return { size, inBits: bits, low: -half * step, high: (half - 1) * step, norm: clip, weighted: true };
 }
 
 /** The greatest absolute value in a mean segment; rotated values exceed it with probability below 2^-10. */
-function reach(segment: Segment, clip: number): number {
+function reach(segment: reports.Segment, clip: number): number {
   const last = segment.codecs.findLast(({ codec }) => codec !== "subsample");
   if (last?.codec !== "rotation") return clip;
-  const exponent = (CLAMPED_BITS + 1 + bitLength(codedSizeOf(segment))) * Math.LN2;
+  const exponent = (CLAMPED_BITS + 1 + bitLength(reports.codedSizeOf(segment))) * Math.LN2;
   return clip * Math.min(1, Math.sqrt((2 * exponent) / last.block));
 }
 
@@ -311,12 +295,16 @@ function reach(segment: Segment, clip: number): number {
  *
  * With noise there are no metrics, as nothing would hide them.
  */
-export function summedValues(layout: ReportLayout, bounds: SumBounds, values: Float32): Float32 {
+export function summedValues(
+  layout: reports.ReportLayout,
+  bounds: statements.SumBounds,
+  values: reports.Float32,
+): reports.Float32 {
   const noisy = bounds.noise_multiplier > 0;
   const summed = new Float32Array(fixedPoints(layout, bounds).reduce((sum, { size }) => sum + size, 0));
   let [begin, end] = [0, 0];
-  for (const segment of unweighted(layout)) {
-    const part = values.subarray(begin, begin + codedSizeOf(segment));
+  for (const segment of reports.unweighted(layout)) {
+    const part = values.subarray(begin, begin + reports.codedSizeOf(segment));
     begin += part.length;
     if (segment.reduction === "mean" || (segment.range !== undefined && !noisy)) {
       summed.set(part, end);
@@ -335,7 +323,7 @@ export function summedValues(layout: ReportLayout, bounds: SumBounds, values: Fl
 }
 
 /** The greatest weight of a device: 1 when all devices count equally. */
-export function greatestWeight(layout: ReportLayout, bounds: SumBounds): number {
+export function greatestWeight(layout: reports.ReportLayout, bounds: statements.SumBounds): number {
   return layout.weighting === "examples" ? bounds.max_examples : 1;
 }
 
@@ -364,9 +352,9 @@ export function modelHash(plan: BlobRef, checkpoint: BlobRef): Promise<Bytes> {
  * The layout is compact JSON, with its members in the specification's order, as schemas list them. Ranges are covered
  * as bytes, since languages write the same number in different ways.
  */
-export function layoutHash(layout: ReportLayout, seed: bigint): Promise<Bytes> {
+export function layoutHash(layout: reports.ReportLayout, seed: bigint): Promise<Bytes> {
   const { segments, weighting, bounded, bits } = layout;
-  const key = hasCodecs(layout) ? u64(seed) : new Uint8Array();
+  const key = reports.hasCodecs(layout) ? u64(seed) : new Uint8Array();
   const listed = segments.map(({ name, size, reduction, labels, codecs }) => {
     return { name, size, reduction, labels, codecs: codecs.map((codec) => checked(codecSchema, codec, "codec")) };
   });
@@ -375,7 +363,7 @@ export function layoutHash(layout: ReportLayout, seed: bigint): Promise<Bytes> {
 }
 
 /** The range of a segment, with the segment's index. */
-function packed({ low, high, bits }: NonNullable<Segment["range"]>, index: number): Bytes {
+function packed({ low, high, bits }: NonNullable<reports.Segment["range"]>, index: number): Bytes {
   const ends = new DataView(new ArrayBuffer(16));
   ends.setFloat64(0, low, true);
   ends.setFloat64(8, high, true);

@@ -18,17 +18,7 @@ import { type BlobRef, isBlob } from "../plans/plan.ts";
 import type { BlobCache, BytesMoved, Platform } from "../platform.ts";
 import { type ANSWERS, type Assignment, decodeAnswer, type Rejected, WIRE_VERSION } from "../wire/messages.ts";
 import type { Signed } from "../wire/statements.ts";
-import {
-  type Answer,
-  BYTES_TYPE,
-  type Call,
-  digestField,
-  JSON_TYPE,
-  type Signer,
-  send,
-  sizeOf,
-  TIMEOUT_S,
-} from "./call.ts";
+import * as calls from "./call.ts";
 
 const RETRIES = 3;
 const [FIRST_DELAY_S, LONGEST_DELAY_S] = [0.5, 60];
@@ -37,10 +27,12 @@ const LEAVING_S = 2;
 const LARGEST_WHOLE = 8 << 20;
 // A body arrived damaged, or an upload began at another offset: the next attempt asks for the offset again.
 const SENT_AGAIN = ["digest-mismatch", "mismatching-offset"];
+/** Where a device introduces itself, by the name of the answer. */
+const INTRODUCTIONS = { enrolled: "/v1/devices", credential: "/v1/credentials" } as const;
 
 /** The device's identity for the coordinator. `signer` may enrol first; after `forget` it does. */
 export interface Identity {
-  signer(): Promise<Signer>;
+  signer(): Promise<calls.Signer>;
   forget(): Promise<void>;
 }
 
@@ -86,7 +78,7 @@ export class Transport {
     const etag = `"${ref.sha256}"`;
     const call = { method: "GET", path: `/v1/blobs/${ref.sha256}`, most: ref.size, arrived, etag };
     const { body } = await this.#again(() => {
-      const start = sizeOf(arrived);
+      const start = calls.sizeOf(arrived);
       const rest = { range: `bytes=${start}-`, "if-range": etag };
       return this.#attempt(start > 0 ? { ...call, headers: rest } : call);
     });
@@ -102,7 +94,7 @@ export class Transport {
   async model(population: string, name: string): Promise<Signed | null> {
     const path = `/v1/populations/${encodeURIComponent(population)}/models/${name}`;
     try {
-      return read("model", path, await this.#again(() => this.#attempt({ method: "GET", path }))).release;
+      return read("model", path, await this.#call({ method: "GET", path })).release;
     } catch (error) {
       if (error instanceof Refused && error.reason === "no-model") return null;
       throw error;
@@ -115,82 +107,64 @@ export class Transport {
     const answer = await this.#again(() =>
       body.length > LARGEST_WHOLE
         ? this.#bringTheRest(path, body)
-        : this.#attempt({ method: "PUT", path, body, headers: BYTES_TYPE }),
+        : this.#attempt({ method: "PUT", path, body, headers: calls.BYTES_TYPE }),
     );
     if (read("receipt", path, answer).sha256 !== hex(await sha256(body))) {
       throw new BadAnswer("the receipt is for another report");
     }
   }
 
-  /** Enrol at the coordinator; `message` makes the message for a time. Repeating it is safe. */
-  async enrol(newcomer: Signer, message: (created: number) => Promise<object>) {
-    return this.#introduce("enrolled", "/v1/devices", newcomer, message);
-  }
-
-  /** Request a credential from an enrolment authority. */
-  async credential(newcomer: Signer, message: (created: number) => Promise<object>) {
-    return this.#introduce("credential", "/v1/credentials", newcomer, message);
-  }
-
   /** Hold an assignment for about `waitS` seconds, without retries. Throws Refused if the report is not needed. */
   async hold(assignment: string, waitS: number, cancelled: AbortSignal): Promise<void> {
     const path = assignmentPath(assignment);
-    await this.#attempt({ method: "GET", path, headers: prefer(waitS), timeoutS: waitS + TIMEOUT_S, cancelled });
+    await this.#attempt({ method: "GET", path, headers: prefer(waitS), timeoutS: waitS + calls.TIMEOUT_S, cancelled });
   }
 
-  /** Send a message of a secure aggregation, and receive the next one as `hear` does. Repeating it is safe. */
-  say(assignment: string, number: number, body: Bytes, waitS: number): Promise<Bytes | null> {
-    return this.#secagg(
-      { method: "PUT", body, headers: { ...BYTES_TYPE, ...prefer(waitS) } },
-      assignment,
-      number,
-      waitS,
-    );
-  }
-
-  /** A message of a secure aggregation; null when there is none within about `waitS` seconds. */
-  hear(assignment: string, number: number, waitS: number): Promise<Bytes | null> {
-    return this.#secagg({ method: "GET", headers: prefer(waitS) }, assignment, number, waitS);
+  /** The message of a secure aggregation with that number, or what follows it when it is given and sent.
+   *
+   * null when there is none within about `waitS` seconds. Repeating it is safe.
+   */
+  async secagg(assignment: string, number: number, waitS: number, sent?: Bytes): Promise<Bytes | null> {
+    const call = sent === undefined ? { method: "GET" } : { method: "PUT", body: sent };
+    const headers = { ...(sent && calls.BYTES_TYPE), ...prefer(waitS) };
+    const path = `${assignmentPath(assignment)}/secagg/${number}`;
+    const answer = await this.#call({ ...call, path, headers, timeoutS: waitS + calls.TIMEOUT_S });
+    return answer.status === 204 ? null : answer.body;
   }
 
   /** Give the assignment up. */
   async abort(assignment: string, reason: AbortReason): Promise<void> {
     const body = utf8(JSON.stringify({ reason }));
-    await this.#again(() =>
-      this.#attempt({ method: "POST", path: `${assignmentPath(assignment)}:abort`, body, headers: JSON_TYPE }),
-    );
-  }
-
-  async #secagg(call: Omit<Call, "path">, assignment: string, number: number, waitS: number): Promise<Bytes | null> {
-    const path = `${assignmentPath(assignment)}/secagg/${number}`;
-    const answer = await this.#again(() => this.#attempt({ ...call, path, timeoutS: waitS + TIMEOUT_S }));
-    return answer.status === 204 ? null : answer.body;
+    await this.#call({ method: "POST", path: `${assignmentPath(assignment)}:abort`, body, headers: calls.JSON_TYPE });
   }
 
   async #message<K extends keyof typeof ANSWERS>(kind: K, path: string, message: object, waitS = 0) {
     const body = utf8(JSON.stringify({ version: WIRE_VERSION, ...message }));
-    const headers = { ...JSON_TYPE, ...(waitS ? prefer(waitS) : {}) };
-    const call = { method: "POST", path, body, headers, timeoutS: waitS + TIMEOUT_S };
-    return read(kind, path, await this.#again(() => this.#attempt(call)));
+    const headers = { ...calls.JSON_TYPE, ...(waitS ? prefer(waitS) : {}) };
+    const call = { method: "POST", path, body, headers, timeoutS: waitS + calls.TIMEOUT_S };
+    return read(kind, path, await this.#call(call));
   }
 
-  async #introduce<K extends "enrolled" | "credential">(
+  /** Enrol at a coordinator, or request a credential from an enrolment authority. message: makes it for a time.
+   *
+   * Repeating it is safe.
+   */
+  async introduce<K extends keyof typeof INTRODUCTIONS>(
     kind: K,
-    path: string,
-    newcomer: Signer,
+    newcomer: calls.Signer,
     message: (created: number) => Promise<object>,
   ) {
     const answer = await this.#again(async () => {
       const created = this.#now();
       const body = utf8(JSON.stringify({ version: WIRE_VERSION, ...(await message(created)) }));
-      const call = { method: "POST", path, body, headers: JSON_TYPE };
-      return send(this.#platform, this.#base, call, newcomer, created, this.moved);
+      const call = { method: "POST", path: INTRODUCTIONS[kind], body, headers: calls.JSON_TYPE };
+      return calls.send(this.#platform, this.#base, call, newcomer, created, this.moved);
     });
-    return read(kind, path, answer);
+    return read(kind, INTRODUCTIONS[kind], answer);
   }
 
   /** Upload the part that the coordinator does not have yet. */
-  async #bringTheRest(path: string, body: Bytes): Promise<Answer> {
+  async #bringTheRest(path: string, body: Bytes): Promise<calls.Answer> {
     const { headers } = await this.#attempt({ method: "HEAD", path });
     const offset =
       headers.get("upload-complete") === "?1" ? body.length : Number(headers.get("upload-offset") ?? "none");
@@ -202,13 +176,13 @@ export class Transport {
       "upload-offset": String(offset),
       "upload-length": String(body.length),
       "upload-complete": "?1",
-      "repr-digest": digestField(await sha256(body)),
+      "repr-digest": calls.digestField(await sha256(body)),
     };
     const rest = offset < body.length ? { body: body.slice(offset) } : {};
     return this.#attempt({ method: "PATCH", path, headers: about, ...rest });
   }
 
-  async #attempt(call: Call): Promise<Answer> {
+  async #attempt(call: calls.Call): Promise<calls.Answer> {
     if (this.identity === null) {
       throw new Error("a transport without an identity only introduces");
     }
@@ -217,14 +191,18 @@ export class Transport {
     try {
       if (aboutAssignment) this.spokeAt = Infinity;
       const bounded = this.stopping.aborted ? { ...call, timeoutS: LEAVING_S } : { cancelled: this.stopping, ...call };
-      return await send(this.#platform, this.#base, bounded, signer, this.#now(), this.moved);
+      return await calls.send(this.#platform, this.#base, bounded, signer, this.#now(), this.moved);
     } finally {
       if (aboutAssignment) this.spokeAt = this.#platform.now();
     }
   }
 
+  #call(call: calls.Call): Promise<calls.Answer> {
+    return this.#again(() => this.#attempt(call));
+  }
+
   /** The answer of the first successful attempt within the rules. Each kind of refusal is mended once. */
-  async #again(attempt: () => Promise<Answer>): Promise<Answer> {
+  async #again(attempt: () => Promise<calls.Answer>): Promise<calls.Answer> {
     const mended = new Set<string>();
     for (let tries = 0; ; tries++) {
       try {
@@ -290,7 +268,7 @@ function passes(error: Refused | Unreachable): boolean {
   return error.reason === "stale-signature" && error.hints.afterS > 0; // the coordinator has just begun
 }
 
-function read<K extends keyof typeof ANSWERS>(kind: K, path: string, { headers, body }: Answer) {
+function read<K extends keyof typeof ANSWERS>(kind: K, path: string, { headers, body }: calls.Answer) {
   if (!headers.get("content-type")?.startsWith("application/json")) {
     // Usually a captive portal's or a proxy's page, which is gone in minutes.
     throw new BadAnswer(`${path} was answered with something other than JSON`);

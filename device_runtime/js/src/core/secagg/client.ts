@@ -14,42 +14,14 @@
 
 import { type Bytes, concat, littleEndian, u32 } from "../bytes.ts";
 import { type PairKey, pairKey, platformRandom, type RandomSource, type SigningKey, sha256 } from "../cryptography.ts";
-import {
-  bitmap,
-  DIGEST_BYTES,
-  KEY_BYTES,
-  M,
-  message,
-  numberOf,
-  openMessage,
-  readSet,
-  SHARE_BYTES,
-  SIGNATURE_BYTES,
-  tag,
-} from "./encoding.ts";
+import * as encoding from "./encoding.ts";
 import * as errors from "./errors.ts";
 import { type AggregationPolicy, acceptInvitation } from "./invite.ts";
 import { agree, derive, randomBelowPrime, scalarOf, sealShares, sign, split, verify } from "./keys.ts";
 import { addMasks, type Mask } from "./masking.ts";
 import { pack } from "./packing.ts";
 import { type Advertisement, checkRoster, decodeRoster, encodeAdvertisement, type Roster } from "./roster.ts";
-import {
-  type Advertised,
-  type ClientState,
-  checkConfirmations,
-  checkSurvivors,
-  decodeState,
-  encodeState,
-  encodeUnmask,
-  included,
-  type Opened,
-  openBoxes,
-  reveal,
-  type SessionInput,
-  type Shared,
-  STAGE,
-  survivorsDigest,
-} from "./states.ts";
+import * as states from "./states.ts";
 
 /** The answer to a message: the bytes to send next, none after the last, and the state that must be durable before. */
 interface Reply {
@@ -80,18 +52,19 @@ export class Client {
   constructor(
     identity: SigningKey,
     policy: AggregationPolicy,
-    begin: SessionInput | ClientState,
+    begin: states.SessionInput | states.ClientState,
     random = platformRandom,
   ) {
     this.#identity = identity;
     this.#policy = policy;
     this.#random = random;
-    this.#due = "stage" in begin ? this.#afterM7(begin) : { [M.INVITE]: (data) => this.#advertise(begin, data) };
+    this.#due =
+      "stage" in begin ? this.#afterM7(begin) : { [encoding.M.INVITE]: (data) => this.#advertise(begin, data) };
   }
 
   /** The client of a restarted device, from the last `Reply.keep`. Throws Malformed. */
   static restore(identity: SigningKey, policy: AggregationPolicy, keep: Bytes): Client {
-    return new Client(identity, policy, decodeState(keep));
+    return new Client(identity, policy, states.decodeState(keep));
   }
 
   /** The server's signed result of the session. Throws OutOfOrder before M12 was received. */
@@ -109,7 +82,7 @@ export class Client {
     if (due === null) {
       throw new errors.OutOfOrder("the session is over: this device answers nothing more");
     }
-    const number = numberOf(data);
+    const number = encoding.numberOf(data);
     const answer = due[number];
     if (answer === undefined) {
       throw new errors.OutOfOrder(`M${number} is not due: a device answers in order, and once`);
@@ -118,10 +91,10 @@ export class Client {
   }
 
   /** M0 to M1. */
-  async #advertise(given: SessionInput, data: Bytes): Promise<Reply> {
+  async #advertise(given: states.SessionInput, data: Bytes): Promise<Reply> {
     const invite = await acceptInvitation(this.#policy, data, given, given.lastRound);
-    const maskSecret = this.#random(KEY_BYTES);
-    const [maskKey, boxKey] = [await pairKey(maskSecret), await pairKey(this.#random(KEY_BYTES))];
+    const maskSecret = this.#random(encoding.KEY_BYTES);
+    const [maskKey, boxKey] = [await pairKey(maskSecret), await pairKey(this.#random(encoding.KEY_BYTES))];
     const device = {
       id: this.#identity.public,
       maskKey: maskKey.public,
@@ -130,16 +103,16 @@ export class Client {
       credential: given.credential,
     };
     const is = { given, invite, maskSecret, maskKey, boxKey, device };
-    this.#due = { [M.ROSTER]: (roster) => this.#share(is, roster) };
+    this.#due = { [encoding.M.ROSTER]: (roster) => this.#share(is, roster) };
     return { message: encodeAdvertisement(invite.hash, device) };
   }
 
   /** M2 to M3. */
-  async #share({ given, invite, maskSecret, maskKey, boxKey, device }: Advertised, data: Bytes): Promise<Reply> {
+  async #share({ given, invite, maskSecret, maskKey, boxKey, device }: states.Advertised, data: Bytes): Promise<Reply> {
     const roster = decodeRoster(data, invite.hash, invite.nMax);
     await checkRoster(this.#policy, invite, device, roster, given.now);
     const { n, k, t, root, beacon, position } = roster;
-    const sid = await sha256(concat(tag("sid"), invite.hash, u32(n, k, t), root, beacon));
+    const sid = await sha256(concat(encoding.tag("sid"), invite.hash, u32(n, k, t), root, beacon));
     const maskSecrets = await secretsWith(maskKey, roster, (peer) => peer.maskKey);
     const boxSecrets = await secretsWith(boxKey, roster, (peer) => peer.boxKey);
     const seed = randomBelowPrime(this.#random);
@@ -148,29 +121,33 @@ export class Client {
     const boxes: Bytes[] = [];
     for (const [rank, peer] of roster.neighbours.entries()) {
       const key = await derive(boxSecrets.get(peer.position)!, sid, "box", position, peer.position);
-      const shares = concat(...[seedShares, keyShares].map((one) => littleEndian(one[rank]!, SHARE_BYTES)));
+      const shares = concat(...[seedShares, keyShares].map((one) => littleEndian(one[rank]!, encoding.SHARE_BYTES)));
       boxes.push(await sealShares(key, shares, sid, position, peer.position));
     }
-    const commitment = await sha256(concat(tag("commit"), sid, u32(position), littleEndian(seed, KEY_BYTES)));
+    const commitment = await sha256(
+      concat(encoding.tag("commit"), sid, u32(position), littleEndian(seed, encoding.KEY_BYTES)),
+    );
     const is = { given, invite, roster, sid, seed, maskSecrets, boxSecrets };
-    this.#due = { [M.DELIVER]: (delivery) => this.#complain(is, delivery) };
-    return { message: message(M.SHARES, sid, commitment, ...boxes) };
+    this.#due = { [encoding.M.DELIVER]: (delivery) => this.#complain(is, delivery) };
+    return { message: encoding.message(encoding.M.SHARES, sid, commitment, ...boxes) };
   }
 
   /** M4 to M5: the shares of every neighbour whose box opens, and complaints about the others. */
-  async #complain(shared: Shared, data: Bytes): Promise<Reply> {
-    const opened = await openBoxes(shared, data);
-    this.#due = { [M.INCLUDED]: (set) => this.#mask(opened, set) };
-    return { message: message(M.COMPLAINTS, shared.sid, bitmap(opened.accused, shared.roster.n)) };
+  async #complain(shared: states.Shared, data: Bytes): Promise<Reply> {
+    const opened = await states.openBoxes(shared, data);
+    this.#due = { [encoding.M.INCLUDED]: (set) => this.#mask(opened, set) };
+    return {
+      message: encoding.message(encoding.M.COMPLAINTS, shared.sid, encoding.bitmap(opened.accused, shared.roster.n)),
+    };
   }
 
   /** M6 to M7. Afterwards the device no longer has its own secrets. */
-  async #mask(opened: Opened, data: Bytes): Promise<Reply> {
+  async #mask(opened: states.Opened, data: Bytes): Promise<Reply> {
     const { given, invite, sid, roster, seed, maskSecrets } = opened.before;
-    const kept = included(opened, data);
+    const kept = states.included(opened, data);
     const words = await pack(invite.segments, given.vector, given.weight, invite.wMax, this.#random);
     const own = roster.position;
-    const masks: Mask[] = [{ key: await derive(littleEndian(seed, KEY_BYTES), sid, "self", own), sign: 1 }];
+    const masks: Mask[] = [{ key: await derive(littleEndian(seed, encoding.KEY_BYTES), sid, "self", own), sign: 1 }];
     for (const { position } of kept.peers) {
       const [low, high] = [Math.min(own, position), Math.max(own, position)];
       const key = await derive(maskSecrets.get(position)!, sid, "mask", low, high);
@@ -179,42 +156,42 @@ export class Client {
     await addMasks(words, masks);
     const bytes = new Uint8Array(words.buffer);
     const signature = await sign(this.#identity, "masked", sid, await sha256(bytes));
-    return this.#keeping(kept, message(M.MASKED, sid, bytes, signature));
+    return this.#keeping(kept, encoding.message(encoding.M.MASKED, sid, bytes, signature));
   }
 
   /** M8 to M9. The same M8 again gets the same answer, another M8 gets none. */
-  async #confirm(kept: ClientState, data: Bytes): Promise<Reply> {
-    const alive = readSet(data, M.SURVIVORS, "the survivor set", kept.sid, kept.n);
-    if (kept.stage !== STAGE.MASKED && !sameSet(alive, kept.alive)) {
-      throw kept.stage === STAGE.REVEALED
+  async #confirm(kept: states.ClientState, data: Bytes): Promise<Reply> {
+    const alive = encoding.readSet(data, encoding.M.SURVIVORS, "the survivor set", kept.sid, kept.n);
+    if (kept.stage !== states.STAGE.MASKED && !sameSet(alive, kept.alive)) {
+      throw kept.stage === states.STAGE.REVEALED
         ? new errors.AlreadyRevealed("this device revealed its shares for another survivor set, and reveals no others")
         : new errors.InconsistentSurvivors("this device was shown another survivor set before, and signs one");
     }
-    checkSurvivors(kept, alive);
-    const settled = kept.stage === STAGE.MASKED ? { ...kept, stage: STAGE.CONFIRMED, alive } : kept;
-    const signature = await sign(this.#identity, "survivors", settled.sid, await survivorsDigest(settled));
-    return this.#keeping(settled, message(M.CONFIRM, settled.sid, signature));
+    states.checkSurvivors(kept, alive);
+    const settled = kept.stage === states.STAGE.MASKED ? { ...kept, stage: states.STAGE.CONFIRMED, alive } : kept;
+    const signature = await sign(this.#identity, "survivors", settled.sid, await states.survivorsDigest(settled));
+    return this.#keeping(settled, encoding.message(encoding.M.CONFIRM, settled.sid, signature));
   }
 
   /** M10 to M11: one share of every neighbour. */
-  async #checkAndReveal(kept: ClientState, data: Bytes): Promise<Reply> {
-    if (kept.stage === STAGE.MASKED) {
+  async #checkAndReveal(kept: states.ClientState, data: Bytes): Promise<Reply> {
+    if (kept.stage === states.STAGE.MASKED) {
       throw new errors.OutOfOrder("confirmations came before survivors were settled");
     }
-    await checkConfirmations(kept, data);
-    const revealed = reveal(kept);
-    return this.#keeping(revealed, encodeUnmask(revealed));
+    await states.checkConfirmations(kept, data);
+    const revealed = states.reveal(kept);
+    return this.#keeping(revealed, states.encodeUnmask(revealed));
   }
 
   /** M12. The client drops its state, and the host can delete the kept one. */
-  async #finish(kept: ClientState, data: Bytes): Promise<Reply> {
-    const reader = openMessage(data, M.RESULT, "the result", kept.sid);
+  async #finish(kept: states.ClientState, data: Bytes): Promise<Reply> {
+    const reader = encoding.openMessage(data, encoding.M.RESULT, "the result", kept.sid);
     const [status, aggregateHash, transcriptRoot] = [
       reader.take(1),
-      reader.take(DIGEST_BYTES),
-      reader.take(DIGEST_BYTES),
+      reader.take(encoding.DIGEST_BYTES),
+      reader.take(encoding.DIGEST_BYTES),
     ];
-    const signature = reader.take(SIGNATURE_BYTES);
+    const signature = reader.take(encoding.SIGNATURE_BYTES);
     reader.close();
     if (status[0]! > 1) {
       throw new errors.Malformed(`status ${status[0]} does not exist`);
@@ -225,16 +202,16 @@ export class Client {
   }
 
   /** A reply whose state must be durable first. */
-  #keeping(state: ClientState, message: Bytes): Reply {
+  #keeping(state: states.ClientState, message: Bytes): Reply {
     this.#due = this.#afterM7(state);
-    return { message, keep: encodeState(state) };
+    return { message, keep: states.encodeState(state) };
   }
 
-  #afterM7(kept: ClientState): Due {
+  #afterM7(kept: states.ClientState): Due {
     return {
-      [M.SURVIVORS]: (data) => this.#confirm(kept, data),
-      [M.CONFIRMATIONS]: (data) => this.#checkAndReveal(kept, data),
-      [M.RESULT]: (data) => this.#finish(kept, data),
+      [encoding.M.SURVIVORS]: (data) => this.#confirm(kept, data),
+      [encoding.M.CONFIRMATIONS]: (data) => this.#checkAndReveal(kept, data),
+      [encoding.M.RESULT]: (data) => this.#finish(kept, data),
     };
   }
 }

@@ -69,7 +69,8 @@ export type DemandedSegment = Omit<PackedSegment, "fieldBits">;
 
 /** The noise that reaches the noise multiplier in a sum if at least `honest` devices add theirs. */
 export function noiseOf(segment: Omit<DemandedSegment, "noise">, noiseMultiplier: number, honest: number): number {
-  return shareOf(noiseMultiplier, mostSquare(segment.norm / stepOf(segment), segment.size), honest);
+  const square = mostSquare(segment.norm / stepOf(segment), segment.size);
+  return Math.ceil((noiseMultiplier * noiseMultiplier * square) / honest);
 }
 
 function stepOf({ low, high, inBits }: Pick<PackedSegment, "low" | "high" | "inBits">): number {
@@ -118,7 +119,7 @@ export async function pack(
     begin += segment.size;
     at += target.length;
   }
-  setWord(words, words.length / 2 - 1, checkWord(words));
+  new BigUint64Array(words.buffer)[words.length / 2 - 1] = checkWord(words);
   return words;
 }
 
@@ -271,10 +272,6 @@ function checkWord(words: Words): bigint {
   return total;
 }
 
-function setWord(words: Words, place: number, value: bigint): void {
-  new BigUint64Array(words.buffer)[place] = value;
-}
-
 const MOST_VARIANCE = 2 ** 26;
 const RARE_BITS = 40;
 const TAIL_BITS = 130;
@@ -286,11 +283,6 @@ function mostSquare(norm: number, size: number): number {
   const root = Math.sqrt(size);
   const likely = norm * norm + size / 4 + Math.sqrt(2 * RARE_BITS * Math.LN2) * (norm + root / 2);
   return Math.floor(Math.min(likely, (norm + root) * (norm + root)));
-}
-
-/** The variance of one device's noise with which that of `honest` devices has the noise multiplier asked for. */
-function shareOf(noiseMultiplier: number, square: number, honest: number): number {
-  return Math.ceil((noiseMultiplier * noiseMultiplier * square) / honest);
 }
 
 /** A number that noise exceeds at none of `size` values, but with a chance below 2^-40. */

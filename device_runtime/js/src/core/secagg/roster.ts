@@ -5,14 +5,14 @@
 
 import { type Bytes, concat, equal, hex, littleEndian, u32 } from "../bytes.ts";
 import { keystream, sha256 } from "../cryptography.ts";
-import { DIGEST_BYTES, KEY_BYTES, M, message, openMessage, Reader, SIGNATURE_BYTES, tag } from "./encoding.ts";
+import * as encoding from "./encoding.ts";
 import * as errors from "./errors.ts";
 import { type AggregationPolicy, checkParameters, type GraphParameters, type Invite } from "./invite.ts";
 import { NO_CONTEXT, verify } from "./keys.ts";
 
 const DEVICE_BYTES = 16;
-const CREDENTIAL_BYTES = DEVICE_BYTES + 8 + SIGNATURE_BYTES;
-const BEACON_BYTES = SIGNATURE_BYTES;
+const CREDENTIAL_BYTES = DEVICE_BYTES + 8 + encoding.SIGNATURE_BYTES;
+const BEACON_BYTES = encoding.SIGNATURE_BYTES;
 
 /** M1. A device's id and its keys for this session, signed, and its credential. */
 export interface Advertisement {
@@ -41,18 +41,18 @@ export interface Roster extends GraphParameters {
 
 /** M1. */
 export function encodeAdvertisement(inviteHash: Bytes, device: Advertisement): Bytes {
-  return message(M.ADVERTISE, inviteHash, leafOf(device), device.signature, device.credential);
+  return encoding.message(encoding.M.ADVERTISE, inviteHash, leafOf(device), device.signature, device.credential);
 }
 
 /** The roster as sent to one device. Throws Malformed. */
 export function decodeRoster(data: Bytes, inviteHash: Bytes, nMax: number): Roster {
-  const reader = openMessage(data, M.ROSTER, "the roster", inviteHash);
+  const reader = encoding.openMessage(data, encoding.M.ROSTER, "the roster", inviteHash);
   const [n, k, t] = [reader.integer(4), reader.integer(4), reader.integer(4)];
   if (n === 0 || n > nMax || k >= n) {
     throw new errors.Malformed(`a roster of ${n} with ${k} neighbours each does not exist among at most ${nMax}`);
   }
-  const [root, beacon, position] = [reader.take(DIGEST_BYTES), reader.take(BEACON_BYTES), reader.integer(4)];
-  const length = DIGEST_BYTES * depth(n);
+  const [root, beacon, position] = [reader.take(encoding.DIGEST_BYTES), reader.take(BEACON_BYTES), reader.integer(4)];
+  const length = encoding.DIGEST_BYTES * depth(n);
   const path = reader.take(length);
   const neighbours = Array.from({ length: k }, () => ({
     position: reader.integer(4),
@@ -105,8 +105,12 @@ export async function checkRoster(
  * Returns the device (16 bytes) that the credential names, and when it expires.
  */
 export async function checkCredential(authority: Bytes, id: Bytes, credential: Bytes, until: bigint) {
-  const reader = new Reader(credential, "the credential");
-  const [device, expires, signature] = [reader.take(DEVICE_BYTES), reader.wide(8), reader.take(SIGNATURE_BYTES)];
+  const reader = new encoding.Reader(credential, "the credential");
+  const [device, expires, signature] = [
+    reader.take(DEVICE_BYTES),
+    reader.wide(8),
+    reader.take(encoding.SIGNATURE_BYTES),
+  ];
   reader.close();
   await verify(authority, signature, "credential", NO_CONTEXT, concat(id, device, littleEndian(expires, 8)));
   if (expires < until) {
@@ -145,12 +149,12 @@ function leafOf({ id, maskKey, boxKey }: Advertisement): Bytes {
   return concat(id, maskKey, boxKey);
 }
 
-function readAdvertisement(reader: Reader): Advertisement {
+function readAdvertisement(reader: encoding.Reader): Advertisement {
   return {
-    id: reader.take(KEY_BYTES),
-    maskKey: reader.take(KEY_BYTES),
-    boxKey: reader.take(KEY_BYTES),
-    signature: reader.take(SIGNATURE_BYTES),
+    id: reader.take(encoding.KEY_BYTES),
+    maskKey: reader.take(encoding.KEY_BYTES),
+    boxKey: reader.take(encoding.KEY_BYTES),
+    signature: reader.take(encoding.SIGNATURE_BYTES),
     credential: reader.take(CREDENTIAL_BYTES),
   };
 }
@@ -162,7 +166,7 @@ async function neighboursOf(
   root: Bytes,
   beacon: Bytes,
 ): Promise<number[]> {
-  const stream = await keystream(await sha256(concat(tag("graph"), root, beacon)));
+  const stream = await keystream(await sha256(concat(encoding.tag("graph"), root, beacon)));
   const drawn = new Uint8Array(8 * n);
   await stream.fill(drawn, 0);
   const view = new DataView(drawn.buffer);

@@ -7,18 +7,7 @@
 import { type Bytes, concat, equal, fromLittleEndian, littleEndian, u32 } from "../bytes.ts";
 import { type PairKey, sha256 } from "../cryptography.ts";
 import type { Float32 } from "../plans/report.ts";
-import {
-  bitmap,
-  DIGEST_BYTES,
-  KEY_BYTES,
-  M,
-  message,
-  openMessage,
-  Reader,
-  readSet,
-  SHARE_BYTES,
-  SIGNATURE_BYTES,
-} from "./encoding.ts";
+import * as encoding from "./encoding.ts";
 import * as errors from "./errors.ts";
 import type { HeldModel, Invite } from "./invite.ts";
 import { derive, openShares, PRIME, verify } from "./keys.ts";
@@ -96,7 +85,7 @@ export interface ClientState {
 
 /** The digest of the survivors that a device signs in M9, of U1 and U2. */
 export function survivorsDigest({ shared, alive, n }: ClientState): Promise<Bytes> {
-  return sha256(concat(bitmap(shared, n), bitmap(alive, n)));
+  return sha256(concat(encoding.bitmap(shared, n), encoding.bitmap(alive, n)));
 }
 
 /** The state after revealing one share of every peer. It no longer has the other shares. */
@@ -114,9 +103,9 @@ export function encodeUnmask({ sid, alive, peers }: ClientState): Bytes {
     .sort((a, b) => a.position - b.position)
     .map(({ position, seedShare, keyShare }) => {
       const [kind, share] = alive.has(position) ? [SEED_SHARE, seedShare] : [KEY_SHARE, keyShare];
-      return concat(u32(position), Uint8Array.of(kind), littleEndian(share, SHARE_BYTES));
+      return concat(u32(position), Uint8Array.of(kind), littleEndian(share, encoding.SHARE_BYTES));
     });
-  return message(M.UNMASK, sid, littleEndian(BigInt(entries.length), 2), ...entries);
+  return encoding.message(encoding.M.UNMASK, sid, littleEndian(entries.length, 2), ...entries);
 }
 
 /** The state as bytes. */
@@ -126,32 +115,32 @@ export function encodeState(state: ClientState): Bytes {
     concat(
       u32(peer.position),
       peer.id,
-      littleEndian(peer.seedShare, SHARE_BYTES),
-      littleEndian(peer.keyShare, SHARE_BYTES),
+      littleEndian(peer.seedShare, encoding.SHARE_BYTES),
+      littleEndian(peer.keyShare, encoding.SHARE_BYTES),
     ),
   );
-  const sets = concat(bitmap(state.shared, n), bitmap(state.alive, n));
+  const sets = concat(encoding.bitmap(state.shared, n), encoding.bitmap(state.alive, n));
   const head = Uint8Array.of(FORMAT, state.stage);
   return concat(head, state.sid, u32(n, t, minSum, position, peers.length), sets, ...shares);
 }
 
 /** The inverse of `encodeState`. Throws Malformed. */
 export function decodeState(data: Bytes): ClientState {
-  const reader = new Reader(data, "the kept state");
+  const reader = new encoding.Reader(data, "the kept state");
   const [format, stage] = reader.take(2);
   if (format !== FORMAT || stage === undefined || stage > STAGE.REVEALED) {
     throw new errors.Malformed(
       "the kept state is damaged, or of another version: the session is lost, and nothing else",
     );
   }
-  const sid = reader.take(DIGEST_BYTES);
+  const sid = reader.take(encoding.DIGEST_BYTES);
   const [n, t, minSum, position, count] = Array.from({ length: 5 }, () => reader.integer(4)) as [number, ...number[]];
   const [shared, alive] = [reader.bitmap(n), reader.bitmap(n)];
   const peers = Array.from({ length: count! }, () => ({
     position: reader.integer(4),
-    id: reader.take(KEY_BYTES),
-    seedShare: reader.wide(SHARE_BYTES),
-    keyShare: reader.wide(SHARE_BYTES),
+    id: reader.take(encoding.KEY_BYTES),
+    seedShare: reader.wide(encoding.SHARE_BYTES),
+    keyShare: reader.wide(encoding.SHARE_BYTES),
   }));
   reader.close();
   if (peers.some(({ seedShare, keyShare }) => seedShare >= PRIME || keyShare >= PRIME)) {
@@ -160,12 +149,12 @@ export function decodeState(data: Bytes): ClientState {
   return { sid, n, t: t!, minSum: minSum!, position: position!, shared, peers, stage: stage as Stage, alive };
 }
 
-const BOX_BYTES = 2 * SHARE_BYTES + 16;
+const BOX_BYTES = 2 * encoding.SHARE_BYTES + 16;
 
 /** The shares in M4, of every neighbour whose box opens; the others are accused. */
 export async function openBoxes(state: Shared, data: Bytes): Promise<Opened> {
   const { roster, sid } = state;
-  const reader = openMessage(data, M.DELIVER, "the delivery", sid);
+  const reader = encoding.openMessage(data, encoding.M.DELIVER, "the delivery", sid);
   const delivered = reader.bitmap(roster.n);
   const near = roster.neighbours.filter((peer) => delivered.has(peer.position));
   const boxes = near.map(() => reader.take(BOX_BYTES));
@@ -188,7 +177,9 @@ async function openPeer({ roster, sid, boxSecrets }: Shared, entry: RosterEntry,
   const [sender, receiver] = [entry.position, roster.position];
   const key = await derive(boxSecrets.get(sender)!, sid, "box", sender, receiver);
   const pair = await openShares(key, box, sid, sender, receiver);
-  const [seedShare, keyShare] = [pair.slice(0, SHARE_BYTES), pair.slice(SHARE_BYTES)].map(fromLittleEndian);
+  const [seedShare, keyShare] = [pair.slice(0, encoding.SHARE_BYTES), pair.slice(encoding.SHARE_BYTES)].map(
+    fromLittleEndian,
+  );
   if (seedShare! >= PRIME || keyShare! >= PRIME) {
     throw new errors.BadCiphertext(`the box from position ${sender} holds no shares`);
   }
@@ -199,7 +190,7 @@ async function openPeer({ roster, sid, boxSecrets }: Shared, entry: RosterEntry,
 export function included({ before, delivered, peers: opened, accused }: Opened, data: Bytes): ClientState {
   const { roster, invite, sid } = before;
   const { n, t, position } = roster;
-  const shared = readSet(data, M.INCLUDED, "the included devices", sid, n);
+  const shared = encoding.readSet(data, encoding.M.INCLUDED, "the included devices", sid, n);
   if (![...shared].every((device) => delivered.has(device))) {
     throw new errors.InconsistentSurvivors("devices are included that never shared");
   }
@@ -241,10 +232,10 @@ export function checkSurvivors(kept: ClientState, alive: ReadonlySet<number>): v
 
 /** Throws a SecaggError unless enough neighbours signed the survivors in M10, and none signed others. */
 export async function checkConfirmations(kept: ClientState, data: Bytes): Promise<void> {
-  const reader = openMessage(data, M.CONFIRMATIONS, "the confirmations", kept.sid);
+  const reader = encoding.openMessage(data, encoding.M.CONFIRMATIONS, "the confirmations", kept.sid);
   const signed = new Map<number, readonly [digest: Bytes, signature: Bytes]>();
   for (const position of reader.ascending(reader.integer(2))) {
-    signed.set(position, [reader.take(DIGEST_BYTES), reader.take(SIGNATURE_BYTES)]);
+    signed.set(position, [reader.take(encoding.DIGEST_BYTES), reader.take(encoding.SIGNATURE_BYTES)]);
   }
   reader.close();
   if (signed.size < kept.t) {

@@ -64,17 +64,18 @@ export class Device {
     return outcome;
   }
 
+  /** Where a refresh fails, the version before stays, and the next session tries again. */
   async #refreshModels(): Promise<void> {
     for (const model of this.#models) {
       if (model.isClosed) this.#models.delete(model);
-      else await model.refresh().catch((error: unknown) => this.#notRefreshed(error));
+      else {
+        await model.refresh().catch((error: unknown) => {
+          if (!(error instanceof DeviceError)) throw error;
+          if (error instanceof ModelRefused) return; // the journal has it
+          this.#warn(`a model was not refreshed after a session: ${error.message}`);
+        });
+      }
     }
-  }
-
-  /** The version before stays, and the next session tries again. The journal has a version that was refused. */
-  #notRefreshed(error: unknown): void {
-    if (!(error instanceof DeviceError)) throw error;
-    if (!(error instanceof ModelRefused)) this.#warn(`a model was not refreshed after a session: ${error.message}`);
   }
 
   /** Do work after all that was begun before. */

@@ -17,7 +17,15 @@ const id = v.pipe(v.number(), v.integer(), v.minValue(0), v.maxValue(TOKENS - 1)
 const nothing = v.nullable(v.literal(""));
 const boolean = v.boolean();
 const vocabulary = v.custom<Record<string, number>>(
-  (value) => typeof value === "object" && value !== null && areIds(Object.values(value)),
+  (value) => {
+    const ids: unknown[] = Object.values(value ?? {});
+    return (
+      typeof value === "object" &&
+      value !== null &&
+      ids.every((one) => v.is(id, one)) &&
+      new Set(ids).size === ids.length
+    );
+  },
   "not a vocabulary of words, each with an id of its own", // a record would lose the words prototype and constructor
 );
 const added = v.strictObject({
@@ -160,10 +168,6 @@ function partsOf<S extends v.GenericSchema<unknown, object>>(name: string, one: 
       return isSequence(value) ? (value as Record<string, v.InferOutput<S>[]>)[name]! : [value as v.InferOutput<S>];
     }),
   );
-}
-
-function areIds(values: unknown[]): boolean {
-  return values.every((value) => v.is(id, value)) && new Set(values).size === values.length;
 }
 
 function checkTemplate({ single, special_tokens }: Extract<PostProcessor, { type: "TemplateProcessing" }>): void {

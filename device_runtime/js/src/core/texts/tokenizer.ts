@@ -6,18 +6,11 @@
 
 import type { Bytes } from "../bytes.ts";
 import { DeadlinePassed, PlanRefused } from "../errors.ts";
-import { type Column, type Examples, ExamplesError, lineOf, padded } from "../plans/examples.ts";
+import { type Column, type Examples, invalid, lineOf, padded } from "../plans/examples.ts";
 import type { BlobRef, Field, Plan } from "../plans/plan.ts";
 import { codesOf, has, isSpace, lowered, normalised, Work } from "./characters.ts";
 import { Expression } from "./expression.ts";
-import {
-  type Added,
-  checkedFile,
-  type Normalizer,
-  type PostProcessor,
-  type PreTokenizer,
-  unknown,
-} from "./tokenizer-file.ts";
+import * as files from "./tokenizer-file.ts";
 import { bytePairs, Trie, type Words, wordPieces } from "./words.ts";
 
 /** The ids of a text: its own, and those that the tokenizer puts before and after any text. */
@@ -49,19 +42,21 @@ export class Tokenizer {
   readonly #raw: AddedTokens;
   readonly #normalized: AddedTokens;
   readonly #change: Change;
-  readonly #splits: readonly Split[];
+  readonly #split: Split;
   readonly #words: Words;
   readonly #around: readonly [readonly number[], readonly number[]];
 
   /** file: what `tokenizer.json` says, parsed. Throws FormatError or PlanRefused for what is not known here. */
   constructor(file: unknown) {
-    const { added_tokens, normalizer, pre_tokenizer, post_processor, model } = checkedFile(file);
+    const { added_tokens, normalizer, pre_tokenizer, post_processor, model } = files.checkedFile(file);
     const changes = normalizer.map(changeOf);
     this.#change = (text) => changes.reduce((changed, change) => change(changed), text);
     const normalized = added_tokens.filter((added) => added.normalized);
     this.#raw = new AddedTokens(added_tokens.filter((added) => !added.normalized));
     this.#normalized = new AddedTokens(normalized.map((added) => ({ ...added, content: this.#change(added.content) })));
-    this.#splits = pre_tokenizer.map(splitOf);
+    const splits = pre_tokenizer.map(splitOf);
+    this.#split = (text, work) =>
+      splits.reduce((pieces, split) => pieces.flatMap((piece) => split(piece, work)), [text]);
     this.#words = model.type === "WordPiece" ? wordPieces(model) : bytePairs(model);
     this.#around = around(post_processor);
   }
@@ -70,38 +65,31 @@ export class Tokenizer {
   encode(text: string, work: Work): Encoded {
     const own: number[] = [];
     for (const piece of this.#raw.parted(text, work)) {
-      if (typeof piece === "number") own.push(piece);
-      else {
-        for (const inner of this.#normalized.parted(this.#changed(piece, work), work)) {
-          if (typeof inner === "number") own.push(inner);
-          else for (const word of this.#split(inner, work)) for (const id of this.#words(word, work)) own.push(id);
-        }
+      if (typeof piece === "number") {
+        own.push(piece);
+        continue;
+      }
+      work.spend(piece.length);
+      for (const inner of this.#normalized.parted(this.#change(piece), work)) {
+        if (typeof inner === "number") own.push(inner);
+        else for (const word of this.#split(inner, work)) for (const id of this.#words(word, work)) own.push(id);
       }
     }
     return { before: this.#around[0], own, after: this.#around[1] };
-  }
-
-  #changed(text: string, work: Work): string {
-    work.spend(text.length);
-    return this.#change(text);
-  }
-
-  #split(text: string, work: Work): string[] {
-    return this.#splits.reduce((pieces, split) => pieces.flatMap((piece) => split(piece, work)), [text]);
   }
 }
 
 /** Tokens that are found in texts before anything else is. */
 class AddedTokens {
   readonly #trie = new Trie();
-  readonly #all: readonly Added[];
+  readonly #all: readonly files.Added[];
 
   /** Throws PlanRefused where two cannot be told apart. */
-  constructor(all: readonly Added[]) {
+  constructor(all: readonly files.Added[]) {
     this.#all = all;
     for (const [place, { content }] of all.entries()) {
       if (content === "" || !this.#trie.add(content, place)) {
-        throw unknown("an added token that normalises to nothing or to another one");
+        throw files.unknown("an added token that normalises to nothing or to another one");
       }
     }
   }
@@ -147,7 +135,7 @@ function textOf(codes: readonly number[], start: number, end: number): string {
   return text;
 }
 
-function changeOf(normalizer: Normalizer): Change {
+function changeOf(normalizer: files.Normalizer): Change {
   if (normalizer.type === "Lowercase") return lowered;
   if (normalizer.type !== "BertNormalizer") {
     const { type } = normalizer;
@@ -157,7 +145,10 @@ function changeOf(normalizer: Normalizer): Change {
   return (text) => {
     let changed = text;
     if (clean_text) changed = each(changed, (one, code) => (has(code, "h") ? "" : isSpace(code) ? " " : one));
-    if (handle_chinese_chars) changed = each(changed, (one, code) => (isHan(code) ? ` ${one} ` : one));
+    if (handle_chinese_chars)
+      changed = each(changed, (one, code) =>
+        HAN.some(([first, last]) => code >= first && code <= last) ? ` ${one} ` : one,
+      );
     if (strip_accents ?? lowercase) {
       changed = each(normalised(changed, "NFD"), (one, code) => (has(code, "a") ? "" : one));
     }
@@ -165,15 +156,11 @@ function changeOf(normalizer: Normalizer): Change {
   };
 }
 
-function isHan(code: number): boolean {
-  return code >= 0x3400 && HAN.some(([first, last]) => code >= first && code <= last);
-}
-
 function each(text: string, change: (one: string, code: number) => string): string {
   return Array.from(text, (one) => change(one, one.codePointAt(0)!)).join("");
 }
 
-function splitOf(pre: PreTokenizer): Split {
+function splitOf(pre: files.PreTokenizer): Split {
   if (pre.type === "Split") return isolated(pre.pattern.Regex);
   if (pre.type === "BertPreTokenizer") return bertWords;
   return pre.type === "Digits" ? digits(pre.individual_digits) : byteLevel(pre.add_prefix_space, pre.use_regex);
@@ -241,12 +228,12 @@ function expressionOf(source: string): Expression {
     return new Expression(source);
   } catch (error) {
     const what = error instanceof SyntaxError ? error.message : String(error);
-    throw unknown(`${what} in the expression ${JSON.stringify(source.slice(0, SHOWN))}`);
+    throw files.unknown(`${what} in the expression ${JSON.stringify(source.slice(0, SHOWN))}`);
   }
 }
 
 /** The ids before and after any text, of the one processor that adds some. */
-function around(processors: readonly PostProcessor[]): [readonly number[], readonly number[]] {
+function around(processors: readonly files.PostProcessor[]): [readonly number[], readonly number[]] {
   const adding = processors.find(({ type }) => type !== "ByteLevel");
   if (adding === undefined || adding.type === "ByteLevel") return [[], []];
   if (adding.type !== "TemplateProcessing") return [[adding.cls[1]], [adding.sep[1]]];
@@ -355,7 +342,7 @@ function rowText(field: Field, row: Bytes, place: number): string {
   try {
     return decoded(row.subarray(0, end));
   } catch {
-    throw new ExamplesError("invalid-examples", `field ${field.name} of example ${place} is not text in UTF-8`);
+    throw invalid(`field ${field.name} of example ${place} is not text in UTF-8`);
   }
 }
 
