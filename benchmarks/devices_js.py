@@ -180,7 +180,7 @@ def _write(
     frozen: Mapping[str, Frozen],
     examples: Mapping[str, NDArray[np.generic]],
 ) -> None:
-    """Write the work as other runtimes read it (`device_runtime/js/bench/work.ts`)."""
+    """Write the work as other runtimes read it (`device_runtime/js/bench/blocks.ts`)."""
     (folder / "graphs").mkdir(parents=True)
     for graph, blob in graphs.items():
         (folder / "graphs" / graph).write_bytes(blob)

@@ -6,11 +6,14 @@
 
 import type { Bytes } from "../src/core/bytes.ts";
 import { platformRandom } from "../src/core/cryptography.ts";
-import type { Engine, OnnxRuntime } from "../src/core/plans/engine.ts";
+import { decodeFrozen, decodeVectors } from "../src/core/plans/checkpoint.ts";
+import { type Engine, Graph, type OnnxRuntime } from "../src/core/plans/engine.ts";
+import { checkExamples } from "../src/core/plans/examples.ts";
+import { decodePlan } from "../src/core/plans/plan.ts";
 import { execute, type Work } from "../src/core/plans/runner.ts";
-import { addMasks } from "../src/core/secagg/masking.ts";
+import { addMasks } from "../src/core/secagg/keys.ts";
 import { pack, type Words } from "../src/core/secagg/packing.ts";
-import { workOf } from "./work.ts";
+import { examplesOf } from "../src/node/npz-arrays.ts";
 
 /** A vector of `size` zeros that is packed with that variance of noise. */
 interface Packing {
@@ -87,4 +90,22 @@ function packed({ size, noise }: Packing): Promise<Words> {
 function masks(streams: number) {
   const keys = Array.from({ length: streams }, (_, place) => new Uint8Array(32).fill(place));
   return keys.map((key, place) => ({ key, sign: place % 2 ? -1 : 1 }) as const);
+}
+
+/** The work in files, with its graphs loaded. read: the bytes of a file by its path. */
+export async function workOf(read: (path: string) => Promise<Bytes>, engine: Engine): Promise<Work> {
+  const given = JSON.parse(new TextDecoder().decode(await read("key.json"))) as Record<string, string>;
+  const [seed, round, slot] = [BigInt(given["seed"]!), Number(given["round"]), BigInt(given["slot"]!)];
+  const plan = decodePlan(await read("plan.json"), round);
+  const graphs = new Map<string, Graph>();
+  for (const name of Object.keys(plan.graphs["onnx"] ?? {})) {
+    graphs.set(name, await Graph.load(engine, await read(`graphs/${name}`), name));
+  }
+  const examples = examplesOf(await read("examples.npz"));
+  checkExamples(plan, examples);
+  const broadcast = decodeVectors(await read("checkpoint.safetensors"), plan.broadcast);
+  const { vectors } = plan.frozen ?? { vectors: null };
+  const frozen = vectors === null ? new Map() : decodeFrozen(await read("frozen.safetensors"), vectors);
+  const key = { seed, round, slot, secret: new Uint8Array() };
+  return { engine, plan, graphs, broadcast, frozen, examples, key, keepGoing: () => true };
 }

@@ -1,36 +1,22 @@
 /** The vectors of Python's implementation, in the virtual machine of Hermes: cryptography is that in JavaScript. */
 
 import "./missing.ts";
-import { parse } from "lossless-json";
 import { fromHex, hex, utf8 } from "../src/core/bytes.ts";
 import { hkdf, keystream, pairKey, sha256, signingKey, verifies } from "../src/core/cryptography.ts";
 import { decodeVectors } from "../src/core/plans/checkpoint.ts";
 import { encode } from "../src/core/plans/codecs.ts";
-import { type Column, places } from "../src/core/plans/examples.ts";
-import { noise, permutation, type StreamKey } from "../src/core/plans/streams.ts";
+import { places } from "../src/core/plans/examples.ts";
+import { noise, permutation } from "../src/core/plans/streams.ts";
 import { Client } from "../src/core/secagg/client.ts";
 import { pack } from "../src/core/secagg/packing.ts";
 import { decodeAnswer } from "../src/core/wire/messages.ts";
+import { bytesOf, examplesOf, floats, keyOf, segmentsOf, type Vector, values, vectorsIn } from "../tests/values.ts";
 
 declare const print: (line: string) => void;
 /** The texts of the vectors by the names of their files. */
 declare const VECTORS: Readonly<Record<string, string>>;
-// biome-ignore lint/suspicious/noExplicitAny: vectors have no other schema than what reads them
-type Vector = any;
-
-const exact = (digits: string) => (/^-?\d{16,}$/.test(digits) ? BigInt(digits) : Number(digits));
-const read = (name: string): Vector => parse(VECTORS[name]!, null, exact);
+const read = (name: string): Vector => vectorsIn(VECTORS[name]!);
 const [device, known, session] = [read("device"), read("secagg/known_answers"), read("secagg/transcript")];
-const KINDS = { float32: Float32Array, int64: BigInt64Array, int32: Int32Array, uint8: Uint8Array } as const;
-const floats = (digits: string) => new Float32Array(fromHex(digits).buffer);
-const bytesOf = (array: ArrayBufferView<ArrayBuffer>) =>
-  new Uint8Array(array.buffer, array.byteOffset, array.byteLength);
-const keyOf = (one: Vector): StreamKey => ({
-  seed: BigInt(one.seed),
-  round: one.round,
-  slot: BigInt(one.slot),
-  secret: fromHex(one.secret ?? ""),
-});
 
 /** Run a part, count its answers, and say how long it took. */
 async function part(name: string, answers: () => AsyncGenerator<readonly [unknown, unknown]>): Promise<void> {
@@ -53,12 +39,7 @@ async function main(): Promise<void> {
   });
   await part("hold-outs", async function* () {
     for (const one of device.hold_outs) {
-      const columns = one.examples.fields.map(({ name, dtype, shape }: Vector) => {
-        const values = new KINDS[dtype as keyof typeof KINDS](fromHex(one.columns[name]).buffer);
-        return [name, { shape, values }];
-      });
-      const examples = { count: one.count, columns: new Map<string, Column>(columns) };
-      yield [await places({ examples: one.examples }, examples), one.kept];
+      yield [await places({ examples: one.examples }, examplesOf(one)), one.kept];
     }
   });
   await part("messages and checkpoints", async function* () {
@@ -109,13 +90,9 @@ async function main(): Promise<void> {
 }
 
 async function packed(one: Vector): Promise<readonly [unknown, unknown]> {
-  const names = ["size", "fieldBits", "inBits", "low", "high", "norm", "weighted", "noise"];
-  const segments = one.segments.map((values: unknown[]) =>
-    Object.fromEntries(values.map((value, i) => [names[i], value])),
-  );
+  const segments = segmentsOf(one);
   const size = segments.reduce((sum: number, segment: Vector) => sum + segment.size, 0);
-  const made = Float32Array.from({ length: size }, (_, i) => (((i + 5) * 40503) % 65537) / 8192 - 4);
-  const vector = one.vector === null ? made : Float32Array.from(one.vector as number[]);
+  const vector = one.vector === null ? values(size) : Float32Array.from(one.vector as number[]);
   const words = await pack(segments, vector, one.weight, one.w_max, (length) => new Uint8Array(length).fill(7));
   return [hex(await sha256(bytesOf(words))), one.sha256];
 }

@@ -12,6 +12,7 @@ const DIGITS = Array.from({ length: 10 }, (_, digit) => digit);
 /** The name under which an operator releases the model that reads digits. */
 const MODEL = "digits";
 const DAY_S = 86_400;
+const RULES = ["onBattery", "onMetered", "whileClosed"] as const;
 /** The settings at first. signers: who may release plans of secure rounds, as the link says. */
 const standard = (signers: readonly string[]): Owner => ({
   policy: { signers, require_secure_aggregation: signers.length > 0, per_day: { sessions: 100 } },
@@ -231,11 +232,7 @@ class Page {
         require_secure_aggregation: said.has("secure"),
         per_day: { sessions: Number(said.get("sessions")) },
       },
-      rules: {
-        onBattery: said.has("onBattery"),
-        onMetered: said.has("onMetered"),
-        whileClosed: said.has("whileClosed"),
-      },
+      rules: Object.fromEntries(RULES.map((rule) => [rule, said.has(rule)])) as Record<(typeof RULES)[number], boolean>,
       retention: { ...this.#device.owner.retention, maxAgeS: DAY_S * Number(said.get("days")) },
     });
     element("rules-state").textContent = "Kept.";
@@ -267,9 +264,7 @@ class Page {
     const field = (name: string) => elements.namedItem(name) as HTMLInputElement;
     field("secure").checked = require_secure_aggregation;
     field("sessions").value = String(per_day.sessions ?? "");
-    field("onBattery").checked = rules.onBattery;
-    field("onMetered").checked = rules.onMetered;
-    field("whileClosed").checked = rules.whileClosed;
+    for (const rule of RULES) field(rule).checked = rules[rule];
     field("days").value = String(retention.maxAgeS / DAY_S);
   }
 

@@ -1,23 +1,15 @@
 /** A device runs on the examples that Python's would, and on no other. */
 
 import { expect, test } from "vitest";
-import { fromHex, utf8 } from "../src/core/bytes.ts";
-import { checkExamples, type Examples, ExamplesError, KINDS, onSide } from "../src/core/plans/examples.ts";
+import { utf8 } from "../src/core/bytes.ts";
+import { checkExamples, ExamplesError, onSide } from "../src/core/plans/examples.ts";
 import { decodePlan, type Plan } from "../src/core/plans/plan.ts";
-import { bytesOf, type Vector, vectors } from "./vectors.ts";
+import { bytesOf, examplesOf, type Vector, vectors } from "./vectors.ts";
 
 const { hold_outs, plan: planVector } = vectors("device.json");
 
 function planOf(examples: Vector): Plan {
   return decodePlan(utf8(JSON.stringify({ ...JSON.parse(planVector.text), examples })), 1);
-}
-
-function examplesOf(one: Vector): Examples {
-  const columns = one.examples.fields.map(({ name, dtype, shape }: Vector) => {
-    const values = new KINDS[dtype as keyof typeof KINDS](fromHex(one.columns[name]).buffer);
-    return [name, { shape, values }];
-  });
-  return { count: one.count, columns: new Map(columns) };
 }
 
 test.for<Vector>(hold_outs)(

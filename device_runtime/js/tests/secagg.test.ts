@@ -13,13 +13,12 @@ import {
 import { Client } from "../src/core/secagg/client.ts";
 import * as errors from "../src/core/secagg/errors.ts";
 import { acceptInvitation, checkParameters, leastHonest } from "../src/core/secagg/invite.ts";
-import { agree, PRIME, split } from "../src/core/secagg/keys.ts";
-import { adderInJavaScript, addMasks, CHUNK_BYTES, newAdder } from "../src/core/secagg/masking.ts";
+import { adderInJavaScript, addMasks, agree, CHUNK_BYTES, newAdder, PRIME, split } from "../src/core/secagg/keys.ts";
 import { pack, Skellam } from "../src/core/secagg/packing.ts";
 import { checkRoster, decodeRoster, type RosterEntry } from "../src/core/secagg/roster.ts";
 import { decodeState, included, openBoxes, type SessionInput } from "../src/core/secagg/states.ts";
 import { PATIENCE_MS, refusals, TIMES } from "./damage.ts";
-import { bytesOf, type Vector, values, vectors } from "./vectors.ts";
+import { bytesOf, segmentsOf, type Vector, values, vectors } from "./vectors.ts";
 
 const device = vectors("device.json");
 const session = vectors("secagg/transcript.json");
@@ -40,16 +39,7 @@ test("any t shares give a secret back", () => {
 });
 
 test.for<Vector>(device.packings)("packed words are Python's: $name", async (one) => {
-  const segments = one.segments.map(([size, fieldBits, inBits, low, high, norm, weighted, noise]: Vector) => ({
-    size,
-    fieldBits,
-    inBits,
-    low,
-    high,
-    norm,
-    weighted,
-    noise,
-  }));
+  const segments = segmentsOf(one);
   const size = segments.reduce((sum: number, segment: Vector) => sum + segment.size, 0);
   const vector = one.vector === null ? values(size) : Float32Array.from(one.vector);
   const words = await pack(segments, vector, one.weight, one.w_max, (length) => new Uint8Array(length).fill(7));

@@ -1,16 +1,12 @@
 /** Orders and noise are Python's, and batches visit what the specification says. */
 
 import { expect, test } from "vitest";
-import { fromHex, hex } from "../src/core/bytes.ts";
+import { hex } from "../src/core/bytes.ts";
 import { sha256 } from "../src/core/cryptography.ts";
 import { stepCount } from "../src/core/plans/plan.ts";
 import { type Batches, batches } from "../src/core/plans/runner.ts";
-import { argsort, noise, permutation, type StreamKey } from "../src/core/plans/streams.ts";
-import { bytesOf, type Vector, vectors } from "./vectors.ts";
-
-function keyOf(one: Vector): StreamKey {
-  return { seed: BigInt(one.seed), round: one.round, slot: BigInt(one.slot), secret: fromHex(one.secret ?? "") };
-}
+import { argsort, noise, permutation } from "../src/core/plans/streams.ts";
+import { bytesOf, keyOf, type Vector, vectors } from "./vectors.ts";
 
 test.for<Vector>(vectors("order.json"))("order of $examples examples is Python's", async (one) => {
   expect(Array.from(await permutation(keyOf(one), one.pass, one.epoch, one.examples))).toEqual(one.order);

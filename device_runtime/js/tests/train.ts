@@ -1,13 +1,13 @@
 /** A plan on local examples without a coordinator: node tests/train.ts FOLDER…
  *
- * A folder has the files of `bench/work.ts`. The report is written to `report.safetensors` in it, weighed, as a device would upload
+ * A folder has the files of `bench/blocks.ts`. The report is written to `report.safetensors` in it, weighed, as a device would upload
  * it. Python's runner must come to the same bytes.
  */
 
 import { writeFile } from "node:fs/promises";
 import { join } from "node:path";
+import { workOf } from "../bench/blocks.ts";
 import { filesIn } from "../bench/folder.ts";
-import { workOf } from "../bench/work.ts";
 import { encodeVector } from "../src/core/plans/checkpoint.ts";
 import { weigh } from "../src/core/plans/report.ts";
 import { execute } from "../src/core/plans/runner.ts";

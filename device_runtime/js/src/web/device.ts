@@ -10,7 +10,7 @@ import { type Conditions, IDENTITY } from "../core/platform.ts";
 import { readConditions } from "./conditions.ts";
 import { LocalExamples } from "./examples.ts";
 import { BrowserModel } from "./model.ts";
-import { alone, Background, crashed, type Ending, type Notice, Pages, stoppedBy, waking } from "./pages.ts";
+import { alone, Background, channelTo, crashed, type Ending, type Notice, stoppedBy, waking } from "./pages.ts";
 import {
   CachedBlobs,
   change,
@@ -79,7 +79,7 @@ export class BrowserDevice {
   readonly #script: URL;
   readonly #background: Background;
   readonly #standard: Owner;
-  readonly #pages: Pages;
+  readonly #tell: (notice: Notice) => void;
   readonly #models = new Map<string, BrowserModel>();
   #owner: Owner;
   #worker: Worker | null = null;
@@ -94,7 +94,7 @@ export class BrowserDevice {
     this.examples = new LocalExamples(database, () => this.#owner.retention);
     this.#standard = standard;
     this.#owner = standard;
-    this.#pages = new Pages(target, (notice) => void this.#hear(notice));
+    this.#tell = channelTo(target, (notice) => void this.#hear(notice));
     this.#target = target;
     this.#script = scripts.worker;
     this.#background = new Background(scripts.background, target);
@@ -150,7 +150,7 @@ export class BrowserDevice {
     if (this.#worker !== null) return;
     this.#endWorker(); // with the time at which another would have begun
     this.#restModels(); // a refresh would hold up the sessions
-    this.#pages.tell("begun");
+    this.#tell("begun");
     const worker = this.#newWorker();
     this.#worker = worker;
     this.#reading = setInterval(() => {
@@ -159,7 +159,7 @@ export class BrowserDevice {
     try {
       if ((await keptOwner(this.#store)) === null) {
         await keepOwner(this.#store, this.#owner);
-        this.#pages.tell("settings");
+        this.#tell("settings");
       }
       if (this.#owner.rules.whileClosed && (await waking()) === "now") await this.#background.allow();
     } catch (error) {
@@ -188,7 +188,7 @@ export class BrowserDevice {
   /** End the work, of this page at once and while none is open. What was unfinished is given up the next time. */
   async pause(): Promise<void> {
     this.#rest();
-    this.#pages.tell("begun");
+    this.#tell("begun");
     await this.#background.forbid();
   }
 
@@ -232,22 +232,24 @@ export class BrowserDevice {
    * releases that the device was shown. Throws StateInUse.
    */
   async leave(): Promise<void> {
-    await this.#whileStopped("left", async () => {
-      await change(this.#database, ["texts", "keys"], (of) => {
-        of("keys").clear();
-        for (const start of Object.values(IDENTITY)) of("texts").delete(IDBKeyRange.bound(start, `${start}\uffff`));
-      });
-      await this.#background.forbid();
-      await new CachedBlobs(this.#database).clear();
+    await this.#remove(["texts", "keys"], (of) => {
+      of("keys").clear();
+      for (const start of Object.values(IDENTITY)) of("texts").delete(IDBKeyRange.bound(start, `${start}\uffff`));
     });
   }
 
   /** Stop on all pages, and remove everything: examples, journal, settings, keys, guards. Throws StateInUse. */
   async erase(): Promise<void> {
+    const parts = ["texts", "keys", "examples"] as const;
+    await this.#remove(parts, (of) => {
+      for (const part of parts) of(part).clear();
+    });
+  }
+
+  /** Change parts of the database, and remove all blobs, while no page works or is woken. */
+  async #remove(parts: Parameters<typeof change>[1], work: Parameters<typeof change>[2]): Promise<void> {
     await this.#whileStopped("left", async () => {
-      await change(this.#database, ["texts", "keys", "examples"], (of) => {
-        for (const part of ["texts", "keys", "examples"] as const) of(part).clear();
-      });
+      await change(this.#database, parts, work);
       await this.#background.forbid();
       await new CachedBlobs(this.#database).clear();
     });
@@ -256,13 +258,13 @@ export class BrowserDevice {
   /** Change stored data while no page works, and notify the pages. If it fails, they continue with the old data. */
   async #whileStopped(notice: Notice, work: () => Promise<void>): Promise<void> {
     let done: Notice = "settings";
-    this.#pages.tell("stop");
+    this.#tell("stop");
     try {
       await this.#follow("stop");
       await alone(this.#target, work);
       done = notice;
     } finally {
-      this.#pages.tell(done);
+      this.#tell(done);
       await this.#follow(done);
     }
   }

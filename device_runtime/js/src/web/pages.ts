@@ -17,18 +17,11 @@ const PATIENCE_MS = 5000;
  */
 export type Notice = "stop" | "settings" | "left" | "begun";
 
-/** The channel between the pages of a device. hear: what to do with the notices of others. */
-export class Pages {
-  readonly #channel: BroadcastChannel;
-
-  constructor(target: Target, hear: (notice: Notice) => void) {
-    this.#channel = new BroadcastChannel(nameOf(target));
-    this.#channel.onmessage = ({ data }: MessageEvent<Notice>) => hear(data);
-  }
-
-  tell(notice: Notice): void {
-    this.#channel.postMessage(notice);
-  }
+/** What tells the other pages of a device. hear: what to do with their notices. */
+export function channelTo(target: Target, hear: (notice: Notice) => void): (notice: Notice) => void {
+  const channel = new BroadcastChannel(nameOf(target));
+  channel.onmessage = ({ data }: MessageEvent<Notice>) => hear(data);
+  return (notice) => channel.postMessage(notice);
 }
 
 /** Do something that no other page or worker of this device does at the same time.
@@ -111,7 +104,7 @@ export class Background {
 /** Aborted once a page does anything with the device, or the time is up. */
 export function untilPages(target: Target, ms: number): AbortSignal {
   const stop = new AbortController();
-  new Pages(target, () => stop.abort());
+  channelTo(target, () => stop.abort());
   return AbortSignal.any([stop.signal, AbortSignal.timeout(ms)]);
 }
 

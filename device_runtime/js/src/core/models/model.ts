@@ -15,7 +15,7 @@ import { AgainstLimits, checkModelRelease, signedRelease, withinLimits } from ".
 import { encodeVector } from "../plans/checkpoint.ts";
 import { type BlobRef, isBlob, keptRefs, parameterCount } from "../plans/plan.ts";
 import type { Platform } from "../platform.ts";
-import { Visit } from "../protocol/enrolment.ts";
+import { type Visit, visit } from "../protocol/enrolment.ts";
 import { Transport } from "../protocol/transport.ts";
 import { type ModelRelease, modelName, type Signed, same } from "../wire/statements.ts";
 import { type Personalised, trained } from "./personal.ts";
@@ -196,12 +196,12 @@ export class Model {
     return this.#alone(async () => {
       this.#checkOpen();
       const transport = new Transport(this.#platform, this.#place.coordinator);
-      const visit = await Visit.begin(this.#platform, this.#place, transport);
+      const begun = await visit(this.#platform, this.#place, transport);
       try {
-        return await work(visit);
+        return await work(begun);
       } finally {
-        await visit.guard.spend(0);
-        await visit.trim();
+        await begun.guard.spend(0);
+        await begun.trim();
       }
     });
   }
@@ -281,7 +281,7 @@ export class Model {
     const { current } = await this.#keeper.get();
     const pending = await this.#keeper.fetch({ signed, blobs: [release.plan, release.parameters] });
     withinLimits(() => visit.guard.checkSizes(release.plan, release.parameters));
-    const recipe = await recipeOf(release, (ref) => visit.blob(ref));
+    const recipe = await recipeOf(release, visit.blob);
     await this.#checkLimits(release, recipe, visit.guard);
     const training = keptRefs(recipe.plan).filter((ref) => current?.blobs.some(({ sha256 }) => sha256 === ref.sha256));
     const blobs = [release.plan, ...recipe.blobs.values(), ...training];

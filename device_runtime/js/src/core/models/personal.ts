@@ -4,11 +4,10 @@
  * starts from. So one step from given parameters measures them, and what it makes of them is dropped.
  */
 
-import type { Tensor } from "onnxruntime-common";
 import type { Bytes } from "../bytes.ts";
 import { NonFiniteReport, PlanRefused } from "../errors.ts";
 import { decodeVectors, frozenOf } from "../plans/checkpoint.ts";
-import { flatTensor, withGraphs } from "../plans/engine.ts";
+import { flatTensors, withGraphs } from "../plans/engine.ts";
 import { checkExamples, type Examples, ExamplesError, only, places } from "../plans/examples.ts";
 import { type BlobRef, loopGraph, type PassPlan, type Plan, parameterCount, runGraphs } from "../plans/plan.ts";
 import type { Float32 } from "../plans/report.ts";
@@ -115,9 +114,8 @@ async function personalise(work: Work, leftOut: Examples): Promise<Measured> {
 
 /** Run the steps of the pass from the given parameters. */
 function from(work: Work, pass: PassPlan, index: number, params: Float32): Promise<Swept> {
-  const { Tensor } = work.engine.ort;
-  const known: Record<string, Tensor> = { [`broadcast.${PARAMS}`]: new Tensor("float32", params, [params.length]) };
-  for (const [name, vector] of work.frozen) known[`frozen.${name}`] = flatTensor(work.engine, vector);
+  const broadcast = flatTensors(work.engine, "broadcast", new Map([[PARAMS, params]]));
+  const known = { ...broadcast, ...flatTensors(work.engine, "frozen", work.frozen) };
   return sweep(work, known, pass, index);
 }
 
@@ -194,14 +192,9 @@ export async function trained(
   const [examples, leftOut] = await divided(plan, all);
   const broadcast = decodeVectors(await mine(release.parameters), [{ name: "params", size: parameterCount(plan) }]);
   const frozen = await frozenOf(plan, mine);
-  return withGraphs(
-    engine,
-    refs,
-    (ref) => visit.blob(ref),
-    async (graphs) => {
-      await keep([...refs.values()]);
-      const work = { engine, plan, graphs, broadcast, frozen, examples, key: KEY, keepGoing };
-      return { ...(await personalise(work, leftOut)), examples: examples.count, leftOut: leftOut.count };
-    },
-  );
+  return withGraphs(engine, refs, visit.blob, async (graphs) => {
+    await keep([...refs.values()]);
+    const work = { engine, plan, graphs, broadcast, frozen, examples, key: KEY, keepGoing };
+    return { ...(await personalise(work, leftOut)), examples: examples.count, leftOut: leftOut.count };
+  });
 }

@@ -30,17 +30,15 @@ export class Guard {
   readonly #platform: Platform;
   readonly #place: Place;
   readonly #moved: BytesMoved;
-  readonly #spent: readonly Spent[];
+  #spent: readonly Spent[] = [];
   /** Answers to questions of the last week, before this session. */
-  readonly #answers: number;
+  #answers = 0;
   #started: number | null = null;
 
-  private constructor(platform: Platform, place: Place, moved: BytesMoved, spent: readonly Spent[], answers: number) {
+  private constructor(platform: Platform, place: Place, moved: BytesMoved) {
     this.#platform = platform;
     this.#place = place;
     this.#moved = moved;
-    this.#spent = spent;
-    this.#answers = answers;
   }
 
   /** The guard of a session. It knows the use of the last day; one of the future counts for a day from now on.
@@ -51,7 +49,9 @@ export class Guard {
     const [now, kept] = [platform.now(), (await keptJson<Spent[]>(platform.store, PLACE)) ?? []];
     const recent = kept.filter(({ at }) => now - at < DAY_S).map((one) => ({ ...one, at: Math.min(one.at, now) }));
     if (kept.some(({ at }) => at > now)) await platform.store.write({ [PLACE]: JSON.stringify(recent) });
-    return new Guard(platform, place, moved, recent, (await answersOf(platform)).length);
+    const guard = new Guard(platform, place, moved);
+    [guard.#spent, guard.#answers] = [recent, (await answersOf(platform)).length];
+    return guard;
   }
 
   /** Count the use of this session so far, replacing its earlier count. */

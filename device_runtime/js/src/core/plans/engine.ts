@@ -37,6 +37,11 @@ export function flatTensor({ ort }: Engine, values: Float32Array | Uint8Array): 
   return new ort.Tensor(values instanceof Uint8Array ? "uint8" : "float32", values, [values.length]);
 }
 
+/** Flat vectors at the edge of a graph, by names that begin with a prefix. */
+export function flatTensors(engine: Engine, prefix: string, vectors: ReadonlyMap<string, Float32Array | Uint8Array>) {
+  return Object.fromEntries([...vectors].map(([name, vector]) => [`${prefix}.${name}`, flatTensor(engine, vector)]));
+}
+
 const OPTIONS: InferenceSession.SessionOptions = {
   executionProviders: ["cpu"],
   intraOpNumThreads: 1,

@@ -120,9 +120,7 @@ export function checkGraph(graph: Bytes, name: string): void {
   try {
     const walk = new Walk(graph, name.endsWith(stepsGraph("")), name === PREDICT);
     walk.message("model", 0, graph.length);
-    walk.checkOpsets();
-    walk.checkLoops();
-    walk.checkDivisors();
+    walk.check();
   } catch (error) {
     throw error instanceof Unfit ? new PlanRefused(`cannot load graph ${name}: ${error.message}`) : error;
   }
@@ -134,6 +132,24 @@ type Places = Readonly<Record<string, readonly (readonly [wire: number, start: n
 /** The reason to refuse a graph. */
 class Unfit extends Error {}
 
+/** Names of values under a rule: those that must be good, those of good values, and those of others. */
+class Names {
+  readonly must = new Set<string>();
+  readonly #good = new Set<string>();
+  readonly #bad = new Set<string>();
+
+  add(name: string, isGood: boolean): void {
+    (isGood ? this.#good : this.#bad).add(name);
+  }
+
+  /** Throws Unfit, saying why, unless those that must be are names of good values alone. */
+  check(why: string): void {
+    for (const name of this.must) {
+      if (!this.#good.has(name) || this.#bad.has(name)) throw new Unfit(why);
+    }
+  }
+}
+
 /** One walk over the bytes of a model. */
 class Walk {
   readonly #data: Bytes;
@@ -143,15 +159,10 @@ class Walk {
   #fields = 0;
   #opsets = 0;
   #versions = 0;
-  /** Names of values: the last one that each loop scans, those that bound a loop, and all others. */
-  readonly #looped = new Set<string>();
-  readonly #bounds = new Set<string>();
-  readonly #others = new Set<string>();
-
-  /** Names of divisors, of constants by which a graph may divide, and of all other values. */
-  readonly #divisors = new Set<string>();
-  readonly #safe = new Set<string>();
-  readonly #unsafe = new Set<string>();
+  /** The last value that each loop scans must be one that bounds a loop. */
+  readonly #loops = new Names();
+  /** A divisor must be a constant by which a graph may divide. */
+  readonly #divisors = new Names();
 
   /** many: whether the model takes many steps, so that a loop may scan the mask. predicts: whether it is a predict
    * graph, which may not divide by data.
@@ -160,35 +171,22 @@ class Walk {
     [this.#data, this.#many, this.#predicts] = [data, many, predicts];
   }
 
-  /** Throws Unfit unless the model names exactly one operator set, with its version. */
-  checkOpsets(): void {
+  /** Throws Unfit unless the model names one operator set, with its version, its loops end, and its divisors are safe.
+   *
+   * All values that a loop scans have equally many rows.
+   */
+  check(): void {
     if (this.#opsets !== 1 || this.#versions !== 1) {
       throw new Unfit(`it must import one opset with one version, not ${this.#opsets} with ${this.#versions}`);
     }
-  }
-
-  /** Throws Unfit unless each loop of the model ends: all values that it scans have equally many rows. */
-  checkLoops(): void {
-    for (const name of this.#looped) {
-      if (!this.#bounds.has(name) || this.#others.has(name)) {
-        throw new Unfit(
-          `the turns of a ${LOOP} have no bound: its last input must be the mask of a graph of many steps, or an ` +
-            "initializer of one dimension with its values in raw_data, and have a name of its own",
-        );
-      }
-    }
-  }
-
-  /** Throws Unfit if a predict graph divides by anything but constants. */
-  checkDivisors(): void {
-    for (const name of this.#divisors) {
-      if (!this.#safe.has(name) || this.#unsafe.has(name)) {
-        throw new Unfit(
-          "it divides by data: a predict graph may divide by an initializer with its values in raw_data, none of " +
-            "them the integers 0 and -1, and multiply by a Reciprocal",
-        );
-      }
-    }
+    this.#loops.check(
+      `the turns of a ${LOOP} have no bound: its last input must be the mask of a graph of many steps, or an ` +
+        "initializer of one dimension with its values in raw_data, and have a name of its own",
+    );
+    this.#divisors.check(
+      "it divides by data: a predict graph may divide by an initializer with its values in raw_data, none of " +
+        "them the integers 0 and -1, and multiply by a Reciprocal",
+    );
   }
 
   /** Check the message between two offsets. */
@@ -224,20 +222,19 @@ class Walk {
     const texts = (field: string) =>
       (places[field] ?? []).map(([, start, stop]) => text(this.#data.subarray(start, stop)));
     if (kind === "node" && texts("op_type").at(-1) === LOOP) {
-      this.#looped.add(texts("input").at(-1) ?? "");
+      this.#loops.must.add(texts("input").at(-1) ?? "");
     }
     const vector = kind === "tensor" && this.#isVector(places);
     for (const name of kind in NAMES ? texts(NAMES[kind]!) : []) {
-      const bounds = vector || (this.#many && kind === "graph's input" && name === BOUND);
-      (bounds ? this.#bounds : this.#others).add(name);
+      this.#loops.add(name, vector || (this.#many && kind === "graph's input" && name === BOUND));
     }
     if (this.#predicts) {
       if (texts("op_type").some((operator) => DIVIDING.includes(operator))) {
-        this.#divisors.add(texts("input")[1] ?? "");
+        this.#divisors.must.add(texts("input")[1] ?? "");
       }
       const divides = kind === "tensor" && this.#divides(places);
       for (const name of kind in ALL_NAMES ? texts(ALL_NAMES[kind]!) : []) {
-        (divides ? this.#safe : this.#unsafe).add(name);
+        this.#divisors.add(name, divides);
       }
     }
   }

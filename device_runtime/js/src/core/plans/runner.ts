@@ -6,7 +6,7 @@
 import type { Tensor } from "onnxruntime-common";
 import { type Bytes, letGo } from "../bytes.ts";
 import { DeadlinePassed, NonFiniteReport, PlanRefused } from "../errors.ts";
-import { type Engine, flatTensor, type Graph, type Tensors } from "./engine.ts";
+import { type Engine, flatTensors, type Graph, type Tensors } from "./engine.ts";
 import type { Examples, Values } from "./examples.ts";
 import * as plans from "./plan.ts";
 import * as reports from "./report.ts";
@@ -56,9 +56,10 @@ export interface Swept {
 export async function execute(work: Work): Promise<TrainingResult> {
   const { plan, engine, examples } = work;
   checkSums(plan);
-  const known: Record<string, Tensor> = {};
-  for (const [name, vector] of work.broadcast) known[`broadcast.${name}`] = flatTensor(engine, vector);
-  for (const [name, vector] of work.frozen) known[`frozen.${name}`] = flatTensor(engine, vector);
+  const known = {
+    ...flatTensors(engine, "broadcast", work.broadcast),
+    ...flatTensors(engine, "frozen", work.frozen),
+  };
   const parts = new Map<string, reports.Float32>();
   const carries: Tensor[] = [];
   let [steps, finite] = [0, 0];

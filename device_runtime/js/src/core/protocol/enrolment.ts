@@ -235,38 +235,26 @@ async function refusing<T>(check: () => Promise<T>): Promise<T> {
 }
 
 /** A visit of a device to a coordinator: its calls, under the owner's limits, by the device's identity. */
-export class Visit {
+export interface Visit {
   readonly platform: Platform;
   readonly place: Place;
   readonly transport: Transport;
   readonly guard: Guard;
   readonly enrolments: Enrolments;
-
-  private constructor(platform: Platform, place: Place, transport: Transport, guard: Guard, enrolments: Enrolments) {
-    this.platform = platform;
-    this.place = place;
-    this.transport = transport;
-    this.guard = guard;
-    this.enrolments = enrolments;
-  }
-
-  /** Begin a visit. Throws StateDamaged, and PolicyForbids when the policy demands TLS. */
-  static async begin(platform: Platform, place: Place, transport: Transport): Promise<Visit> {
-    const guard = await Guard.of(platform, place, transport.moved);
-    checkHttps(place.policy, "the coordinator", place.coordinator);
-    const enrolments = await Enrolments.of(platform, place, transport);
-    transport.identity = enrolments;
-    return new Visit(platform, place, transport, guard, enrolments);
-  }
-
   /** A plan, a graph or another blob that is kept between visits. */
-  blob(ref: BlobRef): Promise<Bytes> {
-    return keptOrFetched(ref, this.platform.blobs, this.transport);
-  }
-
+  readonly blob: (ref: BlobRef) => Promise<Bytes>;
   /** Remove blobs beyond the policy's cache, but none that models need. */
-  async trim(): Promise<void> {
-    const { blobs, store } = this.platform;
-    await blobs.trim(this.place.policy.cache_bytes, await keptBlobs(store));
-  }
+  readonly trim: () => Promise<void>;
+}
+
+/** Begin a visit. Throws StateDamaged, and PolicyForbids when the policy demands TLS. */
+export async function visit(platform: Platform, place: Place, transport: Transport): Promise<Visit> {
+  const { blobs, store } = platform;
+  const guard = await Guard.of(platform, place, transport.moved);
+  checkHttps(place.policy, "the coordinator", place.coordinator);
+  const enrolments = await Enrolments.of(platform, place, transport);
+  transport.identity = enrolments;
+  const blob = (ref: BlobRef) => keptOrFetched(ref, blobs, transport);
+  const trim = async () => blobs.trim(place.policy.cache_bytes, await keptBlobs(store));
+  return { platform, place, transport, guard, enrolments, blob, trim };
 }

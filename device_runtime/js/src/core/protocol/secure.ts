@@ -10,7 +10,6 @@ import { decodeVectors } from "../plans/checkpoint.ts";
 import { codecSchema } from "../plans/codecs.ts";
 import type { BlobRef } from "../plans/plan.ts";
 import * as reports from "../plans/report.ts";
-import type { Platform } from "../platform.ts";
 import { Client, type SessionResult } from "../secagg/client.ts";
 import { M, numberOf } from "../secagg/encoding.ts";
 import { SecaggError } from "../secagg/errors.ts";
@@ -28,13 +27,11 @@ export const UNWEIGHTED = "values";
 /** The secure delivery of one assignment. */
 export class SecureDelivery {
   readonly #visit: Visit;
-  readonly #platform: Platform;
   readonly #keeper: AssignmentKeeper;
   readonly #keepGoing: () => boolean;
 
   constructor(visit: Visit, keeper: AssignmentKeeper, keepGoing: () => boolean) {
     this.#visit = visit;
-    this.#platform = visit.platform;
     this.#keeper = keeper;
     this.#keepGoing = keepGoing;
   }
@@ -80,10 +77,10 @@ export class SecureDelivery {
     const bounds = await releasedBounds(given);
     const vector = summedValues(layout, bounds, values);
     const weight = Math.min(reports.weightOf(layout, examples), invite.wMax);
-    const [lastRound, now] = [await this.#lastRound(given), BigInt(Math.floor(this.#platform.now()))];
+    const [lastRound, now] = [await this.#lastRound(given), BigInt(Math.floor(this.#visit.platform.now()))];
     await this.#answer(given, invite.round);
     const input = { vector, weight, credential, lastRound, now, ...(await held(given, layout)) };
-    return [new Client(this.#visit.enrolments.keys.secagg, policy, input, this.#platform.random), given.secagg!];
+    return [new Client(this.#visit.enrolments.keys.secagg, policy, input, this.#visit.platform.random), given.secagg!];
   }
 
   /** The client of a session in which the masked report may have left, and M8. */
@@ -121,14 +118,16 @@ export class SecureDelivery {
    * evaluation of a round's model counts apart.
    */
   async #lastRound(given: Assignment): Promise<bigint> {
-    const kept = await Promise.all((await this.#answeredPlaces(given)).map((place) => this.#platform.store.get(place)));
+    const kept = await Promise.all(
+      (await this.#answeredPlaces(given)).map((place) => this.#visit.platform.store.get(place)),
+    );
     return kept.map((number) => BigInt(number ?? -1)).reduce((a, b) => (a > b ? a : b));
   }
 
   /** Note that this device will not answer this or an earlier round of the task or release again. */
   async #answer(given: Assignment, number: bigint): Promise<void> {
     const places = await this.#answeredPlaces(given);
-    await this.#platform.store.write(Object.fromEntries(places.map((place) => [place, String(number)])));
+    await this.#visit.platform.store.write(Object.fromEntries(places.map((place) => [place, String(number)])));
   }
 
   async #answeredPlaces({ task, release, plan, lineage }: Assignment): Promise<string[]> {
@@ -162,7 +161,7 @@ export class SecureDelivery {
     while (this.#keepGoing()) {
       const message = await this.#visit.transport.secagg(assignment, number, WAIT_S);
       if (message !== null) return only(number, message);
-      await this.#platform.sleep(PAUSE_S);
+      await this.#visit.platform.sleep(PAUSE_S);
     }
     throw new DeadlinePassed(`message M${number} of the secure aggregation did not come in time`);
   }

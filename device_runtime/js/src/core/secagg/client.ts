@@ -17,8 +17,7 @@ import { type PairKey, pairKey, platformRandom, type RandomSource, type SigningK
 import * as encoding from "./encoding.ts";
 import * as errors from "./errors.ts";
 import { type AggregationPolicy, acceptInvitation } from "./invite.ts";
-import { agree, derive, randomBelowPrime, scalarOf, sealShares, sign, split, verify } from "./keys.ts";
-import { addMasks, type Mask } from "./masking.ts";
+import * as keys from "./keys.ts";
 import { pack } from "./packing.ts";
 import { type Advertisement, checkRoster, decodeRoster, encodeAdvertisement, type Roster } from "./roster.ts";
 import * as states from "./states.ts";
@@ -99,7 +98,7 @@ export class Client {
       id: this.#identity.public,
       maskKey: maskKey.public,
       boxKey: boxKey.public,
-      signature: await sign(this.#identity, "advertise", invite.hash, concat(maskKey.public, boxKey.public)),
+      signature: await keys.sign(this.#identity, "advertise", invite.hash, concat(maskKey.public, boxKey.public)),
       credential: given.credential,
     };
     const is = { given, invite, maskSecret, maskKey, boxKey, device };
@@ -115,14 +114,14 @@ export class Client {
     const sid = await sha256(concat(encoding.tag("sid"), invite.hash, u32(n, k, t), root, beacon));
     const maskSecrets = await secretsWith(maskKey, roster, (peer) => peer.maskKey);
     const boxSecrets = await secretsWith(boxKey, roster, (peer) => peer.boxKey);
-    const seed = randomBelowPrime(this.#random);
-    const seedShares = split(seed, k, t, this.#random);
-    const keyShares = split(scalarOf(maskSecret), k, t, this.#random);
+    const seed = keys.randomBelowPrime(this.#random);
+    const seedShares = keys.split(seed, k, t, this.#random);
+    const keyShares = keys.split(keys.scalarOf(maskSecret), k, t, this.#random);
     const boxes: Bytes[] = [];
     for (const [rank, peer] of roster.neighbours.entries()) {
-      const key = await derive(boxSecrets.get(peer.position)!, sid, "box", position, peer.position);
+      const key = await keys.derive(boxSecrets.get(peer.position)!, sid, "box", position, peer.position);
       const shares = concat(...[seedShares, keyShares].map((one) => littleEndian(one[rank]!, encoding.SHARE_BYTES)));
-      boxes.push(await sealShares(key, shares, sid, position, peer.position));
+      boxes.push(await keys.sealShares(key, shares, sid, position, peer.position));
     }
     const commitment = await sha256(
       concat(encoding.tag("commit"), sid, u32(position), littleEndian(seed, encoding.KEY_BYTES)),
@@ -147,15 +146,17 @@ export class Client {
     const kept = states.included(opened, data);
     const words = await pack(invite.segments, given.vector, given.weight, invite.wMax, this.#random);
     const own = roster.position;
-    const masks: Mask[] = [{ key: await derive(littleEndian(seed, encoding.KEY_BYTES), sid, "self", own), sign: 1 }];
+    const masks: keys.Mask[] = [
+      { key: await keys.derive(littleEndian(seed, encoding.KEY_BYTES), sid, "self", own), sign: 1 },
+    ];
     for (const { position } of kept.peers) {
       const [low, high] = [Math.min(own, position), Math.max(own, position)];
-      const key = await derive(maskSecrets.get(position)!, sid, "mask", low, high);
+      const key = await keys.derive(maskSecrets.get(position)!, sid, "mask", low, high);
       masks.push({ key, sign: own < position ? 1 : -1 });
     }
-    await addMasks(words, masks);
+    await keys.addMasks(words, masks);
     const bytes = new Uint8Array(words.buffer);
-    const signature = await sign(this.#identity, "masked", sid, await sha256(bytes));
+    const signature = await keys.sign(this.#identity, "masked", sid, await sha256(bytes));
     return this.#keeping(kept, encoding.message(encoding.M.MASKED, sid, bytes, signature));
   }
 
@@ -169,7 +170,7 @@ export class Client {
     }
     states.checkSurvivors(kept, alive);
     const settled = kept.stage === states.STAGE.MASKED ? { ...kept, stage: states.STAGE.CONFIRMED, alive } : kept;
-    const signature = await sign(this.#identity, "survivors", settled.sid, await states.survivorsDigest(settled));
+    const signature = await keys.sign(this.#identity, "survivors", settled.sid, await states.survivorsDigest(settled));
     return this.#keeping(settled, encoding.message(encoding.M.CONFIRM, settled.sid, signature));
   }
 
@@ -196,7 +197,13 @@ export class Client {
     if (status[0]! > 1) {
       throw new errors.Malformed(`status ${status[0]} does not exist`);
     }
-    await verify(this.#policy.serverKey, signature, "result", kept.sid, concat(status, aggregateHash, transcriptRoot));
+    await keys.verify(
+      this.#policy.serverKey,
+      signature,
+      "result",
+      kept.sid,
+      concat(status, aggregateHash, transcriptRoot),
+    );
     this.#result = { summed: status[0] === 0, aggregateHash, transcriptRoot };
     return {};
   }
@@ -219,7 +226,7 @@ export class Client {
 async function secretsWith(key: PairKey, roster: Roster, of: (peer: Advertisement) => Bytes) {
   const secrets = new Map<number, Bytes>();
   for (const peer of roster.neighbours) {
-    secrets.set(peer.position, await agree(key, of(peer.device)));
+    secrets.set(peer.position, await keys.agree(key, of(peer.device)));
   }
   return secrets;
 }

@@ -13,11 +13,11 @@ import { checkModel } from "../permission/releases.ts";
 import { decodeVectors, encodeVector, frozenOf } from "../plans/checkpoint.ts";
 import { withGraphs } from "../plans/engine.ts";
 import { checkExamples, type ExampleSource, onSide } from "../plans/examples.ts";
-import { type BlobRef, decodeTraining, FORMAT, keptRefs, type Plan, runGraphs } from "../plans/plan.ts";
+import { decodeTraining, FORMAT, keptRefs, type Plan, runGraphs } from "../plans/plan.ts";
 import { reportSize, weigh } from "../plans/report.ts";
 import { execute, type TrainingResult } from "../plans/runner.ts";
 import { type Conditions, IDENTITY, type Platform } from "../platform.ts";
-import { Visit } from "../protocol/enrolment.ts";
+import { type Visit, visit } from "../protocol/enrolment.ts";
 import { SecureDelivery, UNWEIGHTED } from "../protocol/secure.ts";
 import { Hold, Transport } from "../protocol/transport.ts";
 import { tokenized } from "../texts/tokenizer.ts";
@@ -105,7 +105,7 @@ class Session {
 
   /** Everything from the policy to the receipt. */
   async run(): Promise<void> {
-    this.#visit = await Visit.begin(this.#platform, this.#config, this.#transport);
+    this.#visit = await visit(this.#platform, this.#config, this.#transport);
     const { guard, enrolments } = this.#visit;
     const earlier = await this.#keeper.get();
     try {
@@ -225,7 +225,7 @@ class Session {
   async #execute(given: Assignment, plan: Plan, due: number): Promise<TrainingResult> {
     const { engine, random } = this.#platform;
     const refs = Object.entries(runGraphs(plan));
-    const blob = (ref: BlobRef) => this.#visit.blob(ref);
+    const { blob } = this.#visit;
     const keepGoing = () => this.#keepGoing(due);
     const stored = await this.#platform.examples.load(plan.examples.collection);
     const { examples: all, cut } = await tokenized(plan, stored, blob, keepGoing);

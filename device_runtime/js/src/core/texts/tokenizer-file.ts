@@ -69,14 +69,15 @@ const normalizer = v.variant("type", [
   }),
   v.strictObject({ type: v.picklist(["Lowercase", "NFC", "NFD", "NFKC", "NFKD"]) }),
 ]);
+const byteLevel = v.strictObject({
+  type: v.literal("ByteLevel"),
+  add_prefix_space: boolean,
+  trim_offsets: boolean,
+  use_regex: boolean,
+});
 const preTokenizer = v.variant("type", [
   v.strictObject({ type: v.literal("BertPreTokenizer") }),
-  v.strictObject({
-    type: v.literal("ByteLevel"),
-    add_prefix_space: boolean,
-    trim_offsets: boolean,
-    use_regex: boolean,
-  }),
+  byteLevel,
   v.strictObject({ type: v.literal("Digits"), individual_digits: boolean }),
   v.strictObject({
     type: v.literal("Split"),
@@ -97,12 +98,7 @@ const postProcessor = v.variant("type", [
     trim_offsets: boolean,
     add_prefix_space: boolean,
   }),
-  v.strictObject({
-    type: v.literal("ByteLevel"),
-    add_prefix_space: boolean,
-    trim_offsets: boolean,
-    use_regex: boolean,
-  }),
+  byteLevel,
   v.strictObject({
     type: v.literal("TemplateProcessing"),
     single: v.array(v.union([special, sequence])),
