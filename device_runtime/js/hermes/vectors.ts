@@ -3,10 +3,9 @@
 import "./missing.ts";
 import { fromHex, hex, utf8 } from "../src/core/bytes.ts";
 import { hkdf, keystream, pairKey, sha256, signingKey, verifies } from "../src/core/cryptography.ts";
+import { noise, permutation, places } from "../src/core/plans/batches.ts";
 import { decodeVectors } from "../src/core/plans/checkpoint.ts";
 import { encode } from "../src/core/plans/codecs.ts";
-import { places } from "../src/core/plans/examples.ts";
-import { noise, permutation } from "../src/core/plans/streams.ts";
 import { Client } from "../src/core/secagg/client.ts";
 import { pack } from "../src/core/secagg/packing.ts";
 import { decodeAnswer } from "../src/core/wire/messages.ts";

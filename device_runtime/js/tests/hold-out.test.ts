@@ -2,7 +2,8 @@
 
 import { expect, test } from "vitest";
 import { utf8 } from "../src/core/bytes.ts";
-import { checkExamples, ExamplesError, onSide } from "../src/core/plans/examples.ts";
+import { onSide } from "../src/core/plans/batches.ts";
+import { checkExamples, ExamplesError } from "../src/core/plans/examples.ts";
 import { decodePlan, type Plan } from "../src/core/plans/plan.ts";
 import { bytesOf, examplesOf, type Vector, vectors } from "./vectors.ts";
 

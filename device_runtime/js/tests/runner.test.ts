@@ -3,12 +3,12 @@
 import { expect, test, vi } from "vitest";
 import { fromHex, hex, utf8 } from "../src/core/bytes.ts";
 import { DeadlinePassed, NonFiniteReport, PlanRefused } from "../src/core/errors.ts";
+import { noise } from "../src/core/plans/batches.ts";
 import { Graph, type Tensors } from "../src/core/plans/engine.ts";
 import { checkExamples, type Examples, ExamplesError } from "../src/core/plans/examples.ts";
 import { checkGraph } from "../src/core/plans/onnx-check.ts";
 import { batchBytes, decodePlan } from "../src/core/plans/plan.ts";
 import { execute, type Work } from "../src/core/plans/runner.ts";
-import { noise } from "../src/core/plans/streams.ts";
 import { nodeEngine } from "../src/node/engine.ts";
 import { bytesOf, floats, type Vector, vectors } from "./vectors.ts";
 

@@ -3,9 +3,8 @@
 import { expect, test } from "vitest";
 import { hex } from "../src/core/bytes.ts";
 import { sha256 } from "../src/core/cryptography.ts";
+import { argsort, type Batches, batches, noise, permutation } from "../src/core/plans/batches.ts";
 import { stepCount } from "../src/core/plans/plan.ts";
-import { type Batches, batches } from "../src/core/plans/runner.ts";
-import { argsort, noise, permutation } from "../src/core/plans/streams.ts";
 import { bytesOf, keyOf, type Vector, vectors } from "./vectors.ts";
 
 test.for<Vector>(vectors("order.json"))("order of $examples examples is Python's", async (one) => {

@@ -2,8 +2,8 @@
 
 import { parse } from "lossless-json";
 import { type Bytes, fromHex } from "../src/core/bytes.ts";
+import type { StreamKey } from "../src/core/plans/batches.ts";
 import { type Examples, KINDS } from "../src/core/plans/examples.ts";
-import type { StreamKey } from "../src/core/plans/streams.ts";
 
 /** A vector, or a file of them: their only schema is the tests that read them. */
 // biome-ignore lint/suspicious/noExplicitAny: see above

@@ -6,9 +6,10 @@
 
 import type { Bytes } from "../bytes.ts";
 import { NonFiniteReport, PlanRefused } from "../errors.ts";
+import { only, places } from "../plans/batches.ts";
 import { decodeVectors, frozenOf } from "../plans/checkpoint.ts";
 import { flatTensors, withGraphs } from "../plans/engine.ts";
-import { checkExamples, type Examples, ExamplesError, only, places } from "../plans/examples.ts";
+import { checkExamples, type Examples, ExamplesError } from "../plans/examples.ts";
 import { type BlobRef, loopGraph, type PassPlan, type Plan, parameterCount, runGraphs } from "../plans/plan.ts";
 import type { Float32 } from "../plans/report.ts";
 import { letGoOf, type Swept, sweep, type Work } from "../plans/runner.ts";

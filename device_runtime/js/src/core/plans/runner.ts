@@ -6,11 +6,11 @@
 import type { Tensor } from "onnxruntime-common";
 import { type Bytes, letGo } from "../bytes.ts";
 import { DeadlinePassed, NonFiniteReport, PlanRefused } from "../errors.ts";
+import { batches, noise, type StreamKey } from "./batches.ts";
 import { type Engine, flatTensors, type Graph, type Tensors } from "./engine.ts";
 import type { Examples, Values } from "./examples.ts";
 import * as plans from "./plan.ts";
 import * as reports from "./report.ts";
-import { noise, permutation, type StreamKey } from "./streams.ts";
 
 /** Words of a row at most that are copied one by one, as that takes less time than to make a view of them. */
 const NARROW = 128;
@@ -270,42 +270,6 @@ function checkSums(plan: plans.Plan): void {
   for (const { name, size, reduction } of reports.unweighted(plan.report)) {
     if (reduction === "sum" && sums.get(name) !== size) {
       throw new PlanRefused(`plan ${plan.name} wants ${size} sums in segment ${name}, which no pass makes`);
-    }
-  }
-}
-
-/** The batches of some steps, one after the other: the indices of their examples, and a mask, 1 for real examples, 0
- * for padding.
- */
-export interface Batches {
-  readonly indices: Uint32Array;
-  readonly mask: Float32Array<ArrayBuffer>;
-}
-
-/** The batches of every step of a pass, in groups of at most `most` steps of one epoch.
- *
- * A short last batch of an epoch is padded with its own first index, under mask 0.
- */
-export async function* batches(
-  loop: plans.Loop,
-  examples: number,
-  key: StreamKey,
-  pass: number,
-  most: number,
-): AsyncGenerator<Batches> {
-  const size = loop.batch_size;
-  let remaining = plans.stepCount(loop, examples);
-  for (let epoch = 0; epoch < loop.epochs && remaining > 0; epoch++) {
-    const order = loop.shuffle
-      ? await permutation(key, pass, epoch, examples)
-      : new Uint32Array(examples).map((_, index) => index);
-    for (let start = 0; start < examples && remaining > 0; ) {
-      const steps = Math.min(most, remaining, Math.ceil((examples - start) / size));
-      const end = start + steps * size;
-      const indices = new Uint32Array(steps * size).fill(order[end - size]!);
-      indices.set(order.subarray(start, end));
-      yield { indices, mask: new Float32Array(steps * size).fill(1, 0, examples - start) };
-      [start, remaining] = [end, remaining - steps];
     }
   }
 }

@@ -1,9 +1,6 @@
-/** Random streams, which depend on a key alone: whoever has the key draws the same words. Spec: docs/spec/plan.md §4.
- *
- * Seeds and slots go beyond 2^53, so they are bigints.
- */
+/** Random streams, which depend on a key alone: whoever has the key draws the same words. Spec: docs/spec/plan.md §4. */
 
-import { type Bytes, concat, u64, utf8 } from "../bytes.ts";
+import { type Bytes, concat, u64 } from "../bytes.ts";
 import { sha256 } from "../cryptography.ts";
 
 const ROUNDS = 10;
@@ -87,68 +84,4 @@ export async function stream(
 ): Promise<BigUint64Array<ArrayBuffer>> {
   const digest = new DataView((await sha256(concat(label, u64(...numbers)))).buffer);
   return philox([digest.getBigUint64(0, true), digest.getBigUint64(8, true)], words);
-}
-
-/** Bits of a digit by which words are sorted: three digits make a half. */
-const DIGIT_BITS = 11;
-
-/** The key of a device's random streams in one round.
- *
- * secret: in a secure round, bytes that only the device knows; its noise depends on them. Else empty.
- */
-export interface StreamKey {
-  readonly seed: bigint;
-  readonly round: number;
-  readonly slot: bigint;
-  readonly secret: Bytes;
-}
-
-/** A random order of `examples` indices: the stable argsort of that many words of the stream. */
-export async function permutation(
-  key: StreamKey,
-  pass: number,
-  epoch: number,
-  examples: number,
-): Promise<Uint32Array<ArrayBuffer>> {
-  return argsort(await deviceStream(utf8("muster.order.v1"), key, pass, epoch, examples));
-}
-
-/** The places of words in ascending order; of equal words the earlier place comes first.
- *
- * By digits of the upper halves, the lowest digit first; what those leave equal, which is hardly ever any, by comparison.
- */
-export function argsort(words: BigUint64Array<ArrayBuffer>): Uint32Array<ArrayBuffer> {
-  const halves = new Uint32Array(words.buffer, words.byteOffset, 2 * words.length);
-  let [order, sorted] = [new Uint32Array(words.length).map((_, place) => place), new Uint32Array(words.length)];
-  for (let shift = 0; shift < 32; shift += DIGIT_BITS) {
-    const starts = new Uint32Array(2 ** DIGIT_BITS + 1);
-    const digit = (place: number) => (halves[2 * place + 1]! >>> shift) & (2 ** DIGIT_BITS - 1);
-    for (let place = 0; place < order.length; place++) starts[digit(place) + 1]! += 1;
-    for (let value = 1; value < starts.length; value++) starts[value]! += starts[value - 1]!;
-    for (let rank = 0; rank < order.length; rank++) sorted[starts[digit(order[rank]!)]!++] = order[rank]!;
-    [order, sorted] = [sorted, order];
-  }
-  const isAfter = (a: number, b: number) => halves[2 * a + 1] === halves[2 * b + 1] && halves[2 * a]! > halves[2 * b]!;
-  for (let rank = 1; rank < order.length; rank++) {
-    for (let at = rank; at > 0 && isAfter(order[at - 1]!, order[at]!); at--) {
-      [order[at - 1], order[at]] = [order[at]!, order[at - 1]!];
-    }
-  }
-  return order;
-}
-
-/** Random integers, uniform over all of int32, one for every place of a batch. */
-export async function noise(
-  key: StreamKey,
-  pass: number,
-  step: number,
-  size: number,
-): Promise<Int32Array<ArrayBuffer>> {
-  const label = concat(utf8("muster.noise.v1"), key.secret);
-  const words = await deviceStream(label, key, pass, step, Math.ceil(size / 2));
-  return new Int32Array(words.buffer, 0, size);
-}
-
-function deviceStream(label: Bytes, { seed, round, slot }: StreamKey, pass: number, counter: number, words: number) {
-  return stream(label, [seed, BigInt(round), slot, BigInt(pass), BigInt(counter)], words);
 }
