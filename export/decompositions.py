@@ -289,31 +289,16 @@ def empty(size: Sequence[int], *order: Any, dtype: torch.dtype | None = None, **
     return torch.zeros(size, dtype=dtype)
 
 
+OF_TORCH = (
+    *("_log_softmax_backward_data", "_softmax_backward_data", "nll_loss_forward", "nll_loss_backward"),
+    *("native_layer_norm", "native_layer_norm_backward", "tanh_backward", "sigmoid_backward", "elu"),
+    *("elu_backward", "gelu", "gelu_backward", "hardtanh", "leaky_relu", "leaky_relu_backward"),
+    *("linalg_vector_norm", "silu", "silu_backward"),
+)
+"""Operators whose forms are those that torch has."""
 TABLE: dict[Any, Callable[..., Any]] = {
     **core_aten_decompositions(),
-    **get_decompositions(
-        [
-            aten._log_softmax_backward_data,
-            aten._softmax_backward_data,
-            aten.nll_loss_forward,
-            aten.nll_loss_backward,
-            aten.native_layer_norm,
-            aten.native_layer_norm_backward,
-            aten.tanh_backward,
-            aten.sigmoid_backward,
-            aten.clamp.Tensor,
-            aten.elu,
-            aten.elu_backward,
-            aten.gelu,
-            aten.gelu_backward,
-            aten.hardtanh,
-            aten.leaky_relu,
-            aten.leaky_relu_backward,
-            aten.linalg_vector_norm,
-            aten.silu,
-            aten.silu_backward,
-        ]
-    ),
+    **get_decompositions([aten.clamp.Tensor, *(getattr(aten, name) for name in OF_TORCH)]),
     unrolled: scanned,
     aten._cdist_backward.default: cdist_backward,
     aten._cdist_forward.default: cdist,

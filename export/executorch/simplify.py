@@ -19,19 +19,8 @@ Rule = Callable[[fx.Node], Any]
 
 SAME = {aten.alias.default, aten.detach.default, aten.clone.default, aten.lift_fresh_copy.default}
 BROADCASTING = {
-    aten.add.Tensor,
-    aten.sub.Tensor,
-    aten.mul.Tensor,
-    aten.div.Tensor,
-    aten.maximum.default,
-    aten.minimum.default,
-    aten.where.self,
-    aten.eq.Tensor,
-    aten.ge.Tensor,
-    aten.gt.Tensor,
-    aten.le.Tensor,
-    aten.lt.Tensor,
-    aten.ne.Tensor,
+    *(getattr(aten, name).Tensor for name in ("add", "sub", "mul", "div", "eq", "ge", "gt", "le", "lt", "ne")),
+    *(aten.maximum.default, aten.minimum.default, aten.where.self),
 }
 
 
@@ -337,20 +326,9 @@ TENSOR_FORMS: dict[Any, Any] = {
     aten.div.Scalar: aten.div.Tensor,
 }
 POINTWISE = [
-    aten.abs.default,
-    aten.ceil.default,
-    aten.div.Tensor,
-    aten.erf.default,
-    aten.exp.default,
-    aten.log.default,
-    aten.maximum.default,
-    aten.minimum.default,
-    aten.mul.Tensor,
-    aten.neg.default,
-    aten.rsqrt.default,
-    aten.sigmoid.default,
-    aten.sqrt.default,
-    aten.tanh.default,
+    *(getattr(aten, name).default for name in ("abs", "ceil", "erf", "exp", "log", "maximum", "minimum", "neg")),
+    *(getattr(aten, name).default for name in ("rsqrt", "sigmoid", "sqrt", "tanh")),
+    *(aten.div.Tensor, aten.mul.Tensor),
 ]
 VIEWS = [
     *(aten.view.default, aten._unsafe_view.default, aten.reshape.default, aten.unsqueeze.default),

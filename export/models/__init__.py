@@ -7,31 +7,15 @@ from collections.abc import Callable
 from export.errors import ExportError, InvalidModel, UnknownModel, reason
 from export.huggingface.folder import FOLDER, Pretrained, spec_of
 from export.model import ModelSpec
-from export.models.images import (
-    digits_cnn,
-    emnist_cnn,
-    least_squares,
-    logreg,
-    mlp,
-    mobilenetv2_gn,
-    omniglot_cnn,
-    resnet18_gn,
-)
-from export.models.sequences import char_lstm, transformer, word_lstm
+from export.models import images, sequences
 from fedcore.validation import import_own, offered
 
 MODELS: dict[str, Callable[..., ModelSpec]] = {
-    "least_squares": least_squares,
-    "logreg": logreg,
-    "mlp": mlp,
-    "digits_cnn": digits_cnn,
-    "emnist_cnn": emnist_cnn,
-    "omniglot_cnn": omniglot_cnn,
-    "resnet18_gn": resnet18_gn,
-    "mobilenetv2_gn": mobilenetv2_gn,
-    "char_lstm": char_lstm,
-    "word_lstm": word_lstm,
-    "transformer": transformer,
+    make.__name__: make
+    for make in (
+        *(images.least_squares, images.logreg, images.mlp, images.digits_cnn, images.emnist_cnn, images.omniglot_cnn),
+        *(images.resnet18_gn, images.mobilenetv2_gn, sequences.char_lstm, sequences.word_lstm, sequences.transformer),
+    )
 }
 
 

@@ -13,10 +13,11 @@ from sqlglot import exp
 
 from export.questions.asked import CompiledQuestion
 from export.questions.columns import Columns
+from export.questions.draft import Terms
 from export.questions.expressions import Expression, GroupKey, Groups, group_key
 from export.questions.parsing import DIALECT, Clauses, parse
 from export.questions.scalars import Scalars
-from export.questions.sums import Bounds, Sums
+from export.questions.sums import Sums
 from export.questions.terms import CONSTANT, DEVICES, OFFERED, Reader, Term
 from fedcore.errors import QuestionError
 from fedcore.plan import Field
@@ -58,7 +59,7 @@ class _Query:
         terms = [self._key(node) for node in clauses.keys]
         pairs = zip(clauses.keys, terms, strict=True)
         keys = [self._scalars.placed(term, self._group_key, node, term) for node, term in pairs]
-        sums = Sums(Groups(tuple(keys)), where, Bounds(clauses.most_rows, private, secure))
+        sums = Sums(Groups(tuple(keys)), where, Terms(max(minimum_devices, 1), clauses.most_rows, private, secure))
         voters = sums.voters()
         places = {term: index for index, term in reversed(list(enumerate(terms)))}
         columns = Columns(self._source, self._scalars, sums, places, minimum_devices)

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from export.questions.arithmetic import OPERATORS, holds, is_null
+from export.questions.draft import Terms
 from export.questions.expressions import Batch, Expression, Groups, derived, literal
 from fedcore.errors import QuestionError
 from fedcore.questions.question import WORD, Block, Call, Cell, Number, Rows, Value
@@ -72,14 +73,6 @@ _NO_ROWS = "MAX n ROWS PER DEVICE"
 _NO_BOUNDS = "CLIP(x, low, high) with constants for what is summed"
 
 
-class Bounds(NamedTuple):
-    """What one device may add. most_rows: of it, if that is bounded. private, secure: how it is asked."""
-
-    most_rows: int | None
-    private: bool
-    secure: bool
-
-
 class Bins(NamedTuple):
     """Numbers in W bins, W − 1 edges between them: a number lies in the bin whose lower edge it reaches."""
 
@@ -99,7 +92,7 @@ class Sums:
 
     groups: Groups
     where: Expression | None
-    bounds: Bounds
+    bounds: Terms
     rows: dict[object, Rows] = field(default_factory=dict)
     blocks: dict[object, Block] = field(default_factory=dict)
     _computed: list[Compute] = field(default_factory=list)
