@@ -307,7 +307,7 @@ def check_masks(folder: str, text: Text, tokens: int, is_next: bool) -> None:
     with torch.device("cpu"), torch.no_grad():
         ids = (7 * torch.arange(tokens)[None] + 3) % (padding.ids[0] - 1)
         ids += (ids >= padding.stands).long()  # no text but the first of these has the token that stands for padding
-        half = tokens // 2
+        half = tokens // 2 | 1  # odd, as some models look at blocks of tokens
         ending, other = ids.clone(), ids.clone()
         ending[:, half - 1], other[:, half:] = padding.stands, padding.stands
         for each, length in ((ending, half), (ids, half), (ids, 2)):

@@ -202,6 +202,18 @@ def test_a_model_in_which_padding_counts_is_refused(family, sizes, tmp_path):
         Model(load(tmp_path / "model", tokens=8, rank=0))
 
 
+def test_a_model_that_pools_tokens_with_padding_is_refused(tmp_path):
+    """Funnel pools pairs, so padding counts in texts of an odd length alone."""
+    import transformers
+
+    sizes = {"vocab_size": WORDS, "d_model": 16, "n_head": 2, "d_head": 8, "d_inner": 24, "pad_token_id": 0}
+    torch.manual_seed(0)
+    config = transformers.FunnelConfig(**sizes, block_sizes=[1, 1], num_decoder_layers=1, separate_cls=False)
+    transformers.FunnelForTokenClassification(config).save_pretrained(tmp_path / "model")
+    with pytest.raises(InvalidModel, match="padding changes what FunnelForTokenClassification makes of a text"):
+        Model(load(tmp_path / "model", task=OF_TOKENS, tokens=16, rank=0))
+
+
 @pytest.mark.parametrize("task", [CONTINUES, CLASSIFIES])
 def test_both_formats_step_and_predict_as_torch_does_on_texts_that_end(task, tmp_path, executorch):
     """A batch of the plan has a place without a text, too."""
