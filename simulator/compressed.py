@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -29,9 +29,6 @@ from fedcore.schedule import Weighting
 from simulator.engines.sums import Client, RoundSums
 from simulator.engines.workers.processes import Blocks
 
-if TYPE_CHECKING:  # it loads modules that a simulation in the clear does not need
-    from simulator.masked_sums import MaskedSums
-
 Train = Callable[[Blocks], RoundSums]
 """Trains the blocks of a cohort in a round, and gives their sums."""
 
@@ -47,19 +44,23 @@ class Collected:
 
 
 class ReportSum(Protocol):
-    """A sum of reports, each of which is rounded."""
+    """A sum of reports, each of which is rounded as it travels."""
 
     def add(self, values_V: Float32, weight: float, key: StreamKey) -> None:
         """Add the unweighted values (V,) of a device. key: of its random streams."""
 
-    def total(self) -> NDArray[np.float64]:
-        """The summed report (L,). At least one must have been added."""
+    def total(self, key: RoundKey) -> NDArray[np.float64]:
+        """The summed report, decoded: (L,). At least one must have been added."""
+
+
+Begin = Callable[[ReportLayout, int], ReportSum]
+"""Begins the sum of a round, of reports that travel in a layout."""
 
 
 class QuantisedSum:
-    """The sum of reports that are quantised in the clear. layout: as they travel."""
+    """The sum of reports that are quantised in the clear."""
 
-    def __init__(self, layout: ReportLayout) -> None:
+    def __init__(self, layout: ReportLayout, number: int) -> None:
         self._layout, self._total_L = layout, np.zeros(layout.size)
 
     def add(self, values_V: Float32, weight: float, key: StreamKey) -> None:
@@ -67,28 +68,29 @@ class QuantisedSum:
         uploaded = quantise(self._layout, self._layout.weigh(values_V, weight), key)
         self._total_L += dequantise(memoryview(uploaded), self._layout)
 
-    def total(self) -> NDArray[np.float64]:
-        """The summed report (L,)."""
-        return self._total_L
+    def total(self, key: RoundKey) -> NDArray[np.float64]:
+        """The summed report, decoded: (L,)."""
+        return self._layout.decode(self._total_L, key)
 
 
 @dataclass(frozen=True, slots=True)
 class CompressedReports:
     """A compression for a model of a schema, with the random numbers of a seed.
 
-    weighting: of devices. masked: how the reports of secure rounds are summed; None sums them in the clear.
+    weighting: of devices. masked: begins the sums of secure rounds; None sums reports in the clear.
     """
 
     compression: Compression
     schema: ParamSchema
     seed: int
     weighting: Weighting
-    masked: MaskedSums | None = None
+    masked: Begin | None = None
 
     def collect(self, number: int, train: Train, blocks: Blocks) -> Collected:
         """Train the cohort of round `number` and collect its reports; empty without contributors. Raises as `train`."""
-        if self.compression.bits or self.masked is not None:
-            return self._one_by_one(number, train, [client for block in blocks for client in block])
+        begin = self.masked or (QuantisedSum if self.compression.bits else None)
+        if begin is not None:
+            return self._one_by_one(number, train, [client for block in blocks for client in block], begin)
         sums = train(blocks)
         contributors, key = int(sums.contributors), RoundKey(self.seed, number)
         mean = {name: value / sums.weight for name, value in sums.report.items()} if contributors else {}
@@ -99,7 +101,7 @@ class CompressedReports:
                 mean[name] = torch.from_numpy(decode(chain, coded, value.numel(), key, index)).to(value.device)
         return Collected(mean, float(sums.weight), sums.metrics, contributors)
 
-    def _one_by_one(self, number: int, train: Train, clients: Sequence[Client]) -> Collected:
+    def _one_by_one(self, number: int, train: Train, clients: Sequence[Client], begin: Begin) -> Collected:
         """As `collect`, with every report on its own."""
         metrics: dict[str, Tensor] = {}
         summed: ReportSum | None = None
@@ -110,22 +112,16 @@ class CompressedReports:
             if not weight:
                 continue
             layout = self.layout({name: value.numel() for name, value in alone.report.items()}, alone.layout.ranges)
-            summed = summed or self._begin(layout, number)
+            summed = summed or begin(layout, number)
             mean = {name: (value / weight).float().cpu().numpy() for name, value in alone.report.items()}
             summed.add(layout.concatenate(layout.encode(mean, key), weight), weight, client.key)
             metrics = {name: value + metrics.get(name, 0) for name, value in alone.metrics.items()}
             contributors += int(alone.contributors)
         if summed is None:
             return Collected({}, 0.0, {}, 0)
-        decoded_L = layout.decode(summed.total(), key)
-        if self.masked is not None:
-            decoded_L = self.masked.held(layout, decoded_L, contributors)
-        parts = layout.decoded.split(decoded_L)
+        parts = layout.decoded.split(summed.total(key))
         means = {name: torch.from_numpy(parts[name]).to(value.device) for name, value in alone.report.items()}
         return Collected(means, float(parts[WEIGHT][0]), metrics, contributors)
-
-    def _begin(self, layout: ReportLayout, number: int) -> ReportSum:
-        return QuantisedSum(layout) if self.masked is None else self.masked.begin(layout, number)
 
     def layout(self, sizes: Mapping[str, int], ranges: Mapping[str, Range]) -> ReportLayout:
         """The layout of a report as it travels, but for its metrics. sizes, ranges: of its vectors, by name."""

@@ -101,6 +101,12 @@ class PrivateTraining(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
 
 _NOTHING = dict(zip(PrivateTraining.__struct_fields__, PrivateTraining.__struct_defaults__, strict=True))
+LEAST_POISSON = 20
+"""The least mean cohort with Poisson sampling: nobody is drawn then in one round of 10^8."""
+_NOT_OF_BASELINES = ("schedule", "privacy", "compress", "secagg", "start", "against", "fine_tune")
+_NOT_OF_LOCAL = ("hold_out_examples", "engine", "processes", "ray")
+_NOT_OF_LINEAR = ("own_examples", "local")
+"""Settings that no baseline has, that only `pooled` has, and that the linear models have not either."""
 
 
 @checked(EngineError)
@@ -174,6 +180,8 @@ class SimulationConfig:
         self._check_own_examples()
         if self.baseline is not None:
             self._check_baseline()
+        if self.privacy.asked:
+            self._check_private()
 
     def _check_plan(self) -> None:
         if self.plan is not None and (self.baseline is not None or self.engine == "torch"):
@@ -189,8 +197,6 @@ class SimulationConfig:
             raise EngineError("own_examples holds the share held_out of them out: leave hold_out_examples out")
         if self.fine_tune and not self.own_examples:
             raise EngineError("fine_tune needs own_examples: held-out users have no examples to train on")
-        if self.fine_tune and self.baseline is not None:
-            raise EngineError(f"fine_tune is for federated training, not for the baseline {self.baseline}")
 
     def _check_compression(self) -> None:
         from fedcore.codecs.compression import Compression  # needs NumPy, which a command does not for its help
@@ -202,27 +208,23 @@ class SimulationConfig:
         elif self.privacy.asked and (compression.bits or any(name != "rotation" for name, _ in compression.steps)):
             raise EngineError("privacy needs a compression that keeps the length of a report: rotation alone, or none")
 
+    def _check_private(self) -> None:
+        asked, drawn_alike = self.privacy, self.cohort >= LEAST_POISSON and not self.schedule.double_every
+        if asked.mechanism == "distributed" and self.secagg is None:
+            raise EngineError("with the mechanism distributed devices add noise to masked reports: set secagg too")
+        if asked.poisson and not drawn_alike:
+            raise EngineError(f"Poisson sampling needs a cohort of {LEAST_POISSON} or more, that does not grow")
+        if self.same_cohort and asked.min_separation_rounds > 1:
+            raise EngineError("same_cohort has users in two rounds in a row, and min_separation_rounds forbids it")
+
     def _check_baseline(self) -> None:
-        if self.schedule != ServerSchedule():
-            raise EngineError(f"a schedule is for federated training, not for the baseline {self.baseline}")
-        if self.privacy.asked:
-            raise EngineError(f"privacy is for federated training, not for the baseline {self.baseline}")
-        if self.compress or self.secagg is not None:
-            raise EngineError(
-                f"reports are compressed or masked in federated training, not in the baseline {self.baseline}"
-            )
-        if self.hold_out_examples and self.baseline != "pooled":
-            raise EngineError(f"hold_out_examples is for federated training, not for the baseline {self.baseline}")
-        chosen = self.engine != "auto" or self.processes is not None or self.ray is not None
-        if self.baseline != "pooled" and chosen:
-            raise EngineError(
-                f"engine, processes and ray are for federated training, not for the baseline {self.baseline}"
-            )
-        if self.start is not None or self.against is not None:
-            raise EngineError(f"start and against are for federated training, not for the baseline {self.baseline}")
-        linear = self.baseline in get_args(LinearBaseline)
-        if linear and (self.own_examples or self.local):
-            raise EngineError(f"own_examples and local are for models of torch, not for the baseline {self.baseline}")
+        linear, plain = self.baseline in get_args(LinearBaseline), SimulationConfig(model=self.model)
+        names = _NOT_OF_BASELINES + (_NOT_OF_LOCAL if self.baseline != "pooled" else ()) + (_NOT_OF_LINEAR * linear)
+        given = [name for name in names if getattr(self, name) != getattr(plain, name)]
+        if given:
+            what = "models of torch" if {*given} <= {*_NOT_OF_LINEAR} else "federated training"
+            are = f"{' and '.join(given)} {'is' if len(given) == 1 else 'are'}"
+            raise EngineError(f"{are} for {what}, not for the baseline {self.baseline}")
         if linear and self.model not in LOSSES:
             raise EngineError(f"{self.baseline} trains a linear model: {' or '.join(LOSSES)}, not {self.model!r}")
 

@@ -11,7 +11,6 @@ import functools
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -28,7 +27,7 @@ from fedcore.params import Float32
 from fedcore.plan import in_turn
 from fedcore.schedule import ServerSchedule
 from simulator.client_states import ClientStates
-from simulator.compressed import CompressedReports
+from simulator.compressed import Begin, CompressedReports
 from simulator.engines.computing import Computing, compute_device
 from simulator.engines.memory import cause, on_device, single_precision
 from simulator.engines.sums import Client, layouts_of
@@ -36,9 +35,6 @@ from simulator.engines.workers.processes import CohortTrainer, OneProcess, Proce
 from simulator.errors import Diverged
 from simulator.population import Population
 from simulator.private_training import PrivateSums
-
-if TYPE_CHECKING:  # as in simulator.compressed
-    from simulator.masked_sums import MaskedSums
 
 COMPARED = 32
 """The examples of one client that an evaluation compares with each other."""
@@ -66,7 +62,7 @@ class Engine:
         computing: Computing = Computing(),
         compression: Compression = Compression(),
         private: PrivateSums | None = None,
-        masked: MaskedSums | None = None,
+        masked: Begin | None = None,
     ) -> None:
         population.check(model.spec.fields)
         self.model, self.population, self.seed = model, population, seed

@@ -77,8 +77,6 @@ class Cohorts:
         return first_of_pair(number) if self.same else number
 
 
-LEAST_POISSON = 20
-"""The least mean cohort with Poisson sampling: nobody is drawn then in one round of 10^8."""
 _NOISE = 1 << 60
 """Added to a round's number it keys its noise, apart from all that the number alone keys."""
 
@@ -170,11 +168,3 @@ class PrivateSums:
 
     def _normal(self, step: int) -> NDArray[np.float64]:
         return np.random.Generator(np.random.Philox(key=[self._seed, _NOISE + step])).standard_normal(self._size)
-
-
-def check_private_training(asked: PrivateTraining, cohorts: Cohorts) -> None:
-    """Raise EngineError unless such cohorts can be drawn."""
-    if asked.poisson and (cohorts.first < LEAST_POISSON or cohorts.schedule.double_every):
-        raise EngineError(f"Poisson sampling needs a cohort of {LEAST_POISSON} or more, that does not grow")
-    if cohorts.same and asked.min_separation_rounds > 1:
-        raise EngineError("same_cohort has users in two rounds in a row, and min_separation_rounds forbids it")

@@ -38,11 +38,11 @@ from simulator.engines.sums import layouts_of
 from simulator.engines.workers.processes import usable_cores
 from simulator.engines.workers.ray_cluster import connect
 from simulator.errors import EngineError
-from simulator.masked_sums import MaskedSums, square_of
+from simulator.masked_sums import MaskedSum, secure_task, square_of, warn_of_rounding
 from simulator.partitions import read_partition
 from simulator.planned import SimulatedPlan, read_model
 from simulator.population import Population
-from simulator.private_training import Cohorts, PrivateSums, SimulatedPrivacy, check_private_training, promise_of
+from simulator.private_training import Cohorts, PrivateSums, SimulatedPrivacy, promise_of
 from simulator.questions import with_tokens
 from simulator.training import (
     ACCURACY,
@@ -306,21 +306,18 @@ def _engine_of(
 
     Raises PrivacyError or EngineError for options that do not go together.
     """
-    asked, secagg, compression = config.privacy, config.secagg, Compression.parse(config.compress)
+    secagg, compression = config.secagg, Compression.parse(config.compress)
     reports = CompressedReports(compression, model.schema, config.seed, algorithm.weighting)
     layouts = [reports.layout(trip.report, trip.ranges) for trip in layouts_of(model, algorithm)] if secagg else []
-    promise = None
-    if asked.asked:
-        if asked.mechanism == "distributed" and secagg is None:
-            raise EngineError("with the mechanism distributed devices add noise to masked reports: set secagg too")
-        check_private_training(asked, cohorts)
+    promise, masked = None, None
+    if config.privacy.asked:
         square = min(square_of(secagg, layout) for layout in layouts) if secagg else 0
-        promise = promise_of(asked, len(clients), cohorts, config.rounds, square)
+        promise = promise_of(config.privacy, len(clients), cohorts, config.rounds, square)
         check_private(promise, algorithm)
-    masked = None
     if secagg is not None:
-        masked = MaskedSums(secagg, cohorts, config.rounds, layouts, promise)
-        masked.warn_of_rounding(algorithm, layouts, model.schema.size)
+        task = secure_task(secagg, cohorts, config.rounds, layouts, promise)
+        warn_of_rounding(task, algorithm, layouts, model.schema.size)
+        masked = functools.partial(MaskedSum, task)
     private = None if promise is None else PrivateSums(promise, config.seed)
     make = functools.partial(Engine, model, algorithm, clients, seed=config.seed)
     return functools.partial(make, compression=compression, private=private, masked=masked)

@@ -197,11 +197,9 @@ def test_a_simulation_says_which_engine_trained_and_why():
 
 
 def test_baselines_that_have_no_choice_refuse_engine_and_processes():
-    with pytest.raises(
-        EngineError, match="engine, processes and ray are for federated training, not for the baseline local"
-    ):
-        SimulationConfig(model="logreg", baseline="local", engine="graphs")
-    with pytest.raises(EngineError, match="not for the baseline dane"):
+    with pytest.raises(EngineError, match="engine and ray are for federated training, not for the baseline local"):
+        SimulationConfig(model="logreg", baseline="local", engine="graphs", ray="auto")
+    with pytest.raises(EngineError, match="processes is for federated training, not for the baseline dane"):
         SimulationConfig(model="ridge", baseline="dane", processes=2)
 
 

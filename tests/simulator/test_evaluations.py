@@ -329,7 +329,7 @@ def test_files_that_are_no_such_model_are_refused_by_a_simulation(files, tmp_pat
         simulated(start=tmp_path / "halved")
     with pytest.raises(EngineError, match="fedavg has no other model: leave against out"):
         simulated(against=files[0])
-    with pytest.raises(EngineError, match="are for federated training, not for the baseline local"):
+    with pytest.raises(EngineError, match="start is for federated training, not for the baseline local"):
         SimulationConfig(model="logreg", baseline="local", start=files[0])
     with pytest.raises(EngineError, match="a plan has its own initial state"):
         SimulationConfig(model="logreg", plan=tmp_path, start=files[0])

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from scipy.stats import chi2
 
+from coordinator.rules.aggregation import held_sum
 from coordinator.rules.private_sums import packed_segments
 from coordinator.rules.task_settings import Secagg
 from fedcore.batching import StreamKey
@@ -21,7 +22,7 @@ from secagg.parameters import least_honest
 from simulator import SimulationConfig, simulate
 from simulator.configuration import PrivateTraining
 from simulator.errors import EngineError
-from simulator.masked_sums import MaskedSums, square_of
+from simulator.masked_sums import MaskedSum, secure_task, square_of
 from simulator.private_training import Cohorts
 
 LAYOUT = ReportLayout((Segment("delta", 500, "mean"), Segment(WEIGHT, 1, "sum")), "uniform")
@@ -35,15 +36,15 @@ def config(**values):
 
 
 def total(masked, values_KV, number=1, seed=0):
-    summed = masked.begin(LAYOUT, number)
+    summed = MaskedSum(masked, LAYOUT, number)
     for slot, values_V in enumerate(values_KV):
         summed.add(values_V.astype(np.float32), 1.0, StreamKey(seed, number, slot))
-    return summed.total()
+    return summed.total(RoundKey(seed, number))
 
 
 def test_a_masked_sum_is_the_sum_but_for_rounding():
     values_KV = np.random.default_rng(0).normal(size=(40, 500)) / 30
-    masked = MaskedSums(Secagg(clip_norm=2.0, bits=12, group_size=16), Cohorts(40), 1, [LAYOUT])
+    masked = secure_task(Secagg(clip_norm=2.0, bits=12, group_size=16), Cohorts(40), 1, [LAYOUT])
     summed_L = total(masked, values_KV)
     assert summed_L[-1] == 40
     step = 4 / (2**12 - 1)
@@ -53,31 +54,32 @@ def test_a_masked_sum_is_the_sum_but_for_rounding():
 
 @pytest.mark.parametrize("bits", [2, 4, 20])
 @pytest.mark.parametrize("steps", ["subsample=0.1", "rotation,subsample=0.1", "low_rank=2"])
-def test_honest_masked_reports_as_long_as_the_clip_norm_are_never_held(steps, bits):
+def test_honest_masked_reports_as_long_as_the_clip_norm_are_never_held(steps, bits, monkeypatch):
     """Before they are encoded; few bits make the sum longer, also of devices whose updates all point the same way."""
     schema, source = ParamSchema((TensorSpec("w", (100, 5)),)), np.random.default_rng(bits)
     layout = Compression.parse(steps).coded(LAYOUT, schema)
-    masked = MaskedSums(Secagg(clip_norm=2.0, bits=bits), Cohorts(16), 30, [layout])
+    masked = secure_task(Secagg(clip_norm=2.0, bits=bits), Cohorts(16), 30, [layout])
+    monkeypatch.setattr("simulator.masked_sums.held_sum", lambda settings, layout, decoded_L, devices: decoded_L)
     update_V = source.normal(size=500)
     update_V *= 2 / np.linalg.norm(update_V)
     for number in range(1, 31):
-        key, summed = RoundKey(0, number), masked.begin(layout, number)
+        key, summed = RoundKey(0, number), MaskedSum(masked, layout, number)
         coded = layout.encode({"delta": update_V.astype(np.float32)}, key)
         for slot in range(16):
             summed.add(layout.concatenate(coded, 1.0), 1.0, StreamKey(0, number, slot))
-        decoded_L = layout.decode(summed.total(), key)
-        np.testing.assert_array_equal(masked.held(layout, decoded_L, 16), decoded_L)
+        decoded_L = summed.total(key)
+        np.testing.assert_array_equal(held_sum(masked, layout, decoded_L, 16), decoded_L)
 
 
 def test_rounding_depends_on_the_seed_alone():
-    values_KV, masked = np.full((16, 500), 0.01), MaskedSums(MASKED, Cohorts(16), 1, [LAYOUT])
+    values_KV, masked = np.full((16, 500), 0.01), secure_task(MASKED, Cohorts(16), 1, [LAYOUT])
     np.testing.assert_array_equal(total(masked, values_KV), total(masked, values_KV))
     assert (total(masked, values_KV) != total(masked, values_KV, seed=1)).any()
 
 
 def test_a_sum_has_the_noise_of_all_its_devices():
     promise = Privacy(epsilon=9.0, delta=1e-6, users=100, noise_multiplier=1.5, mechanism="distributed")
-    masked = MaskedSums(MASKED, Cohorts(16), 1, [LAYOUT], promise)
+    masked = secure_task(MASKED, Cohorts(16), 1, [LAYOUT], promise)
     noise_NV = np.array([total(masked, np.zeros((16, 500)), number)[:-1] for number in range(1, 41)])
     square, honest = square_of(MASKED, LAYOUT), least_honest(16, 16)
     step = 2.0 / (2**7 - 1)
@@ -146,7 +148,7 @@ PRIVATE = PrivateTraining(noise_multiplier=1.0, delta=1e-4, mechanism="distribut
         ({"settings": CLIPPED | {"clip_quantile": 0.5}}, PrivacyError, "leave clip_quantile out"),
         ({"compress": "rotation,bits=4"}, EngineError, "leave bits out"),
         ({"secagg": Secagg(bits=20, clip_norm=0.5)}, EngineError, "cannot add the noise"),
-        ({"baseline": "pooled", "privacy": PrivateTraining()}, EngineError, "masked in federated training"),
+        ({"baseline": "pooled", "privacy": PrivateTraining()}, EngineError, "secagg is for federated training"),
     ],
 )
 def test_what_no_secure_round_can_be_is_refused(changed, error, said):

@@ -1,6 +1,7 @@
 """Algorithms whose reports have ranges: exported, run as on a device, and simulated."""
 
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar
 
 import numpy as np
@@ -23,7 +24,7 @@ from fedcore.report import LOSS_COUNTS
 from simulator.compressed import CompressedReports
 from simulator.engine import Engine
 from simulator.engines.sums import RoundSums, SumsLayout, layouts_of
-from simulator.masked_sums import MaskedSums
+from simulator.masked_sums import MaskedSum, secure_task
 from simulator.private_training import Cohorts
 from tests.simulator.test_engine import uneven
 
@@ -114,8 +115,8 @@ def test_a_masked_sum_in_the_engine_has_the_precision_of_the_range(model, users,
         CompressedReports(Compression(), model.schema, 0, "uniform").layout(one.report, one.ranges)
         for one in layouts_of(model, ALGORITHM)
     ]
-    masked = MaskedSums(Secagg(clip_norm=10.0, bits=4), Cohorts(len(SIZES)), 1, layouts)
-    np.testing.assert_allclose(far(model, users, masked=masked), expected, atol=1e-5)
+    masked = secure_task(Secagg(clip_norm=10.0, bits=4), Cohorts(len(SIZES)), 1, layouts)
+    np.testing.assert_allclose(far(model, users, masked=partial(MaskedSum, masked)), expected, atol=1e-5)
 
 
 def test_compression_in_the_engine_leaves_ranges_as_they_are(model, users, expected):

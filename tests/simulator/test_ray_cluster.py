@@ -42,7 +42,7 @@ def test_without_ray_the_way_to_install_it_is_said(monkeypatch):
 
 
 def test_ray_is_refused_where_it_does_nothing():
-    with pytest.raises(EngineError, match="processes and ray are for federated training, not for the baseline local"):
+    with pytest.raises(EngineError, match="ray is for federated training, not for the baseline local"):
         SimulationConfig(model="logreg", ray="auto", baseline="local")
     with pytest.raises(EngineError, match=r"'cuda:1' is one GPU, which several processes do not share"):
         training_of(SimulationConfig(model="logreg", ray="auto", device="cuda:1"))

@@ -161,5 +161,5 @@ def test_a_cohort_that_outgrows_the_users_is_refused_before_any_work():
 
 
 def test_a_baseline_takes_no_schedule():
-    with pytest.raises(EngineError, match="not for the baseline local"):
+    with pytest.raises(EngineError, match="schedule is for federated training, not for the baseline local"):
         SimulationConfig(model="logreg", baseline="local", schedule=ServerSchedule(warmup_rounds=2))
