@@ -1,4 +1,4 @@
-"""Faults of an emulated device, and records of what it sent in secure rounds.
+"""Faults of an emulated device.
 
 The device runtime is given these from outside and cannot notice them. Nothing is simulated: bytes are delayed, a slow
 step takes longer, and a device that dies is a killed process.
@@ -7,19 +7,15 @@ step takes longer, and a device that dies is a killed process.
 from __future__ import annotations
 
 import functools
-import json
 import os
 import re
 import signal
 import time
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
-import numpy as np
-from numpy.typing import NDArray
 
 from device_runtime.backends import open_backend
 from device_runtime.backends.backend import Arrays, Backend, Executable
@@ -29,88 +25,7 @@ from device_runtime.protocol.connection import Carrier, ConnectionFailed, HttpRe
 from device_runtime.protocol.transport import Transport
 from device_runtime.runner import steps_of
 from fedcore.plan import REPORT, step_graph, steps_graph
-from secagg import packing
 from secagg.encoding import MessageType
-from secagg.masking import Words
-from secagg.messages import Unmask
-from secagg.packing import PackedSegment
-
-# Records of what emulated devices quantised, sent and revealed in secure rounds, to check sums.
-#
-# The device runtime must not record any of this, so a recorder is put into a device's process from outside.
-
-SESSION = slice(2, 34)
-"""The bytes of a message that name its session."""
-ENCODE = packing.encode
-
-
-class Recorder:
-    """Writes into a folder, one set of files for each assignment."""
-
-    def __init__(self, folder: Path) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
-        self._folder = folder
-        # A session that continues a killed one should send the same again: both are kept.
-        self._session = f"{os.getpid()}-{time.time_ns()}"
-        self._quantised: dict[str, NDArray[np.generic]] = {}
-
-    def record_quantised(self) -> None:
-        """Record from now on what this process quantises, before masking."""
-
-        def encode(
-            segments: Sequence[PackedSegment],
-            vector_D: NDArray[np.float32],
-            weight: int,
-            w_max: int,
-            new_key: Callable[[], bytes] = packing.fresh_key,
-        ) -> Words:
-            words = ENCODE(segments, vector_D, weight, w_max, new_key)
-            terms = json.dumps([[asdict(segment) for segment in segments], w_max])
-            self._quantised = {"words": words.copy(), "terms": np.array(terms)}
-            return words
-
-        packing.encode = encode
-
-    def record_message(self, assignment: str, number: MessageType, message: bytes) -> None:
-        """Record what was quantised once it is sent masked, and shares before they are sent."""
-        if number == MessageType.MASKED and self._quantised:
-            np.savez(self._folder / f"{assignment}.quantised.npz", **self._quantised)  # type: ignore[arg-type]
-        if number == MessageType.UNMASK:
-            (self._folder / f"{assignment}.M{number}.{self._session}").write_bytes(message)
-
-
-@dataclass(frozen=True, slots=True)
-class Quantised:
-    """A report before masking: words (W,), and the segments and largest weight that decode them."""
-
-    words: Words
-    segments: tuple[PackedSegment, ...]
-    w_max: int
-
-
-class Recording:
-    """All records below a folder, to be read once the recording processes have ended."""
-
-    def __init__(self, folder: Path) -> None:
-        self._files: dict[str, dict[Path, str]] = defaultdict(dict)
-        for path in sorted(folder.rglob("recorded/*")):
-            assignment, what, _ = path.name.rsplit(".", 2)
-            self._files[what][path] = assignment
-        self._quantised = {assignment: path for path, assignment in self._files["quantised"].items()}
-
-    def quantised(self, assignment: str) -> Quantised:
-        """The report that an assignment's device quantised last."""
-        with np.load(self._quantised[assignment]) as file:
-            segments, w_max = json.loads(file["terms"].item())
-            return Quantised(file["words"], tuple(PackedSegment(**segment) for segment in segments), w_max)
-
-    def shares(self) -> Iterator[tuple[str, bytes, dict[int, tuple[int, int]]]]:
-        """The assignment, the session and the shares (kind and share, by position of their owner) in every M11 sent."""
-        for path, assignment in self._files[f"M{MessageType.UNMASK}"].items():
-            message = path.read_bytes()
-            session = message[SESSION]
-            yield assignment, session, Unmask.decode(message, session).shares
-
 
 # The seconds that a piece of a throttled body takes.
 PIECE_S = 0.1
@@ -196,17 +111,15 @@ class PlannedFailure(msgspec.Struct, frozen=True):
         return self.dies_after is not None or self.dies_at is not None
 
 
-def connect(
-    device: EmulatedDevice, failure: PlannedFailure, recorder: Recorder | None = None
-) -> Callable[[str], Transport]:
+def connect(device: EmulatedDevice, failure: PlannedFailure) -> Callable[[str], Transport]:
     """The function that opens the device's transport to its coordinator."""
-    if device.bandwidth is None and not failure.silent and failure.dies_at is None and recorder is None:
+    if device.bandwidth is None and not failure.silent and failure.dies_at is None:
         return Transport.to
 
     def over(carrier: Carrier) -> Carrier:
         if device.bandwidth is not None or failure.silent:
             carrier = ThrottledTransport(carrier, device.bandwidth, breaks=failure.silent)
-        return RecordedTransport(carrier, failure.dies_at, recorder) if failure.dies_at or recorder else carrier
+        return carrier if failure.dies_at is None else DyingTransport(carrier, failure.dies_at)
 
     return functools.partial(Transport.to, over=over)
 
@@ -285,35 +198,26 @@ class _Throttled:
         self._response.close()
 
 
-class RecordedTransport:
-    """A carrier that records the messages of secure aggregations, and may kill the process at one of them."""
+class DyingTransport:
+    """A carrier that kills the process at a message of a secure aggregation."""
 
-    def __init__(self, carrier: Carrier, dies_at: PlannedDeath | None, recorder: Recorder | None) -> None:
-        self._carrier = carrier
-        self._dies_at = dies_at
-        self._recorder = recorder
+    def __init__(self, carrier: Carrier, dies_at: PlannedDeath) -> None:
+        self._carrier, self._dies_at = carrier, dies_at
 
     def send(self, request: HttpRequest) -> HttpResponse:
         """Send one request."""
         match = SECAGG_MESSAGE.search(request.target) if request.method == "PUT" else None
-        if match is None:
-            return self._carrier.send(request)
-        assignment, number = match["assignment"], MessageType(int(match["number"]))
-        self._die(PlannedDeath(number, sent=False))
-        body = b"".join(request.body)
-        if self._recorder is not None:
-            self._recorder.record_message(assignment, number, body)
-        response = self._carrier.send(replace(request, body=[body]))
-        self._die(PlannedDeath(number, sent=True))
+        here = match is not None and int(match["number"]) == self._dies_at.message
+        if here and not self._dies_at.sent:
+            os.kill(os.getpid(), signal.SIGKILL)
+        response = self._carrier.send(request)
+        if here:
+            os.kill(os.getpid(), signal.SIGKILL)
         return response
 
     def close(self) -> None:
         """Close the wrapped carrier."""
         self._carrier.close()
-
-    def _die(self, here: PlannedDeath) -> None:
-        if here == self._dies_at:
-            os.kill(os.getpid(), signal.SIGKILL)
 
 
 class SlowBackend:

@@ -1,7 +1,7 @@
 """Replay of a fleet's cohorts in the engine, which must reach the fleet's model within round-off: the keystone.
 
-In plain rounds this is the rounding of float32, in secure rounds that of fixed-point numbers (`rounding_error`). A
-model with dropout cannot be replayed from secure rounds, where only the device knows its noise.
+In plain rounds this is the rounding of float32, in secure rounds that of fixed-point numbers. A model with dropout
+cannot be replayed from secure rounds, where only the device knows its noise.
 """
 
 from __future__ import annotations
@@ -13,11 +13,8 @@ from typing import NamedTuple
 import numpy as np
 
 from coordinator.rules.states import AssignmentState
-from coordinator.store.tasks import CoordinatorStore, Secagg
-from fedcore.masking import fixed_point
+from coordinator.store.tasks import CoordinatorStore
 from fedcore.params import Float32
-from fedcore.release import SumBounds
-from fedcore.report import ReportLayout
 from simulator.engine import Engine
 from simulator.errors import EngineError
 from simulator.population import Population
@@ -49,21 +46,6 @@ def counted_cohort(store: CoordinatorStore, task: str, number: int, clients: Map
     return {seat.slot: clients[seat.device] for seat in seats if seat.state is AssignmentState.REPORTED}
 
 
-def rounding_error(secagg: Secagg, layout: ReportLayout, examples: Sequence[int]) -> float:
-    """A bound on the l2 distance between the mean of reports under secure aggregation and the exact one, by rounding.
-
-    It is the root of the worst expected square, for devices with these numbers of examples; over thousands of values it
-    hardly varies. Clipping is not included. Codecs that shorten a segment increase the error of coded values in the
-    same proportion. Source: docs/spec/wire.md §8.
-    """
-    w_max = secagg.max_examples if layout.weighting == "examples" else 1
-    weights = [min(int(layout.weight(count)), w_max) for count in examples]
-    bounds = SumBounds(clip_norm=secagg.clip_norm, bits=secagg.bits, max_examples=w_max, min_sum=1)
-    points = [(segment, fixed_point(segment, bounds)) for segment in layout.unweighted if segment.normed]
-    square = sum((segment.size * point.step) ** 2 / point.size for segment, point in points)
-    return float(w_max * math.sqrt(len(weights) * square) / (2 * sum(weights)))
-
-
 def replay(engine: Engine, population: Population, cohorts: Sequence[Cohort]) -> Iterator[Replayed]:
     """Rounds 1, 2, … of `cohorts` on a fresh `engine`.
 
@@ -92,25 +74,6 @@ def worst_difference(
     """
     start = engine.state["params"]
     return worst_distance(start, fleet_params, (after.params for after in replay(engine, population, cohorts)))
-
-
-def worst_figure(
-    engine: Engine, population: Population, cohorts: Sequence[Cohort], fleet_metrics: Sequence[Mapping[str, float]]
-) -> float:
-    """Replay `cohorts` on a fresh `engine`: the largest distance of a metric of a round from the fleet's.
-
-    It is relative for values above 1, such as numbers of examples, and infinite where the engine lacks one.
-    """
-    worst = 0.0
-    for ours, after in zip(fleet_metrics, replay(engine, population, cohorts), strict=True):
-        if not set(ours) <= set(after.metrics):
-            return math.inf
-        worst = max([worst, *(_apart(value, after.metrics[name]) for name, value in ours.items())])
-    return worst
-
-
-def _apart(one: float, other: float) -> float:
-    return abs(one - other) / max(1.0, abs(one))
 
 
 def worst_distance(start: Float32, these: Iterable[Float32], those: Iterable[Float32]) -> float:

@@ -22,10 +22,10 @@ from fedcore.bundle import Bundle
 from simulator import datasets
 from simulator.engine import Engine
 from simulator.fleet.fork_servers import HERE
-from simulator.proofs.fleet_against_engine import rounding_error, worst_difference
+from simulator.proofs.fleet_against_engine import worst_difference
 from tests.coordinator.fork_server import SeededSource
 from tests.sampled import sampled
-from tests.simulator.federation import GOAL, ROUNDS, SEED
+from tests.simulator.federation import GOAL, ROUNDS, SEED, rounding_error
 
 pytestmark = pytest.mark.promise("Fleet and simulator reach the same model")
 

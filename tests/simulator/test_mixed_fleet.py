@@ -16,10 +16,9 @@ from simulator.errors import BrowserMissing, FleetError, ProfileError
 from simulator.fleet import browsers
 from simulator.fleet import fork_servers as fleet_node
 from simulator.fleet.profile import Kind, counted_kinds
-from simulator.proofs.fleet_against_engine import rounding_error
 from tests.conformance.browser import served
 from tests.device_runtime.pages import build
-from tests.simulator.federation import SEED
+from tests.simulator.federation import SEED, rounding_error
 from tests.simulator.test_arm import machine  # noqa: F401  # a fixture
 from tests.simulator.test_keystone import RUNTIME, TOLERANCE
 

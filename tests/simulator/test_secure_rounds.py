@@ -32,12 +32,11 @@ from fedcore.signing import SigningKey
 from secagg import packing
 from secagg.messages import SessionResult
 from simulator import datasets
-from simulator.fleet.faults import Recording
 from tests.coordinator.devices import speaking_to
 from tests.coordinator.fork_server import wait_until
 from tests.coordinator.test_secure_api import parties
 from tests.sampled import sampled
-from tests.simulator.secure_device import be_device
+from tests.simulator.secure_device import be_device, quantised_in, shares_in
 
 pytestmark = pytest.mark.promise("A secure round has the exact sum, whoever dies, or none and no share was revealed")
 
@@ -107,8 +106,7 @@ class World:
 
     def recomputed(self, number):
         """The parameters after round `number`, from what devices quantised."""
-        recorded = Recording(self.folder)
-        reports = [recorded.quantised(name) for name in self.counted(number)]
+        reports = [quantised_in(self.folder, name) for name in self.counted(number)]
         words = sum((one.words for one in reports), np.uint64(0))
         total = packing.decode(reports[0].segments, words, len(reports), reports[0].w_max)
         plan = self.store.plan(self.store.task(self.task).plan_sha256)
@@ -154,7 +152,7 @@ def test_a_device_killed_anywhere_leaves_an_exact_sum(world):
         assert {here.outcome(index).outcome for index in range(1, DEVICES)} == {"reported"}
         assert len(here.counted(number)) == count
         np.testing.assert_array_equal(here.store.checkpoint(here.task, number)["params"], here.recomputed(number))
-    assert_the_same_shares_each_time(Recording(here.folder))
+    assert_the_same_shares_each_time(here.folder)
     receipts = [entry for entry in read_journal(here.folders[0] / "state") if entry.receipt]
     results = [bytes.fromhex(entry.result) for entry in receipts]
     assert len(results) == sum(failure == "reported" for _, failure, _ in DEATHS)
@@ -172,9 +170,9 @@ def test_devices_enrolled_before_a_rotation_take_part_after_it(tmp_path, coordin
         assert pinned != {base64.b64encode(key).decode()} == {now for (now,) in here.enrolments()}
 
 
-def assert_the_same_shares_each_time(recorded):
+def assert_the_same_shares_each_time(folder):
     by_assignment, kinds = {}, {}
-    for assignment, session, shares in recorded.shares():
+    for assignment, session, shares in shares_in(folder):
         assert by_assignment.setdefault(assignment, shares) == shares
         for owner, (kind, _) in shares.items():  # nobody reveals both secrets of a device
             assert kinds.setdefault((session, owner), kind) == kind
@@ -190,4 +188,4 @@ def test_with_too_few_devices_left_no_share_leaves(world, number):
     (attempt,) = here.ended(1)
     assert (attempt.state, attempt.reason, attempt.reported) == ("abandoned", "too-few-reports", 0)
     assert {here.outcome(index).outcome for index in range(5, DEVICES)} <= {"not-needed", "aborted"}
-    assert not list(Recording(here.folder).shares())
+    assert not list(shares_in(here.folder))
