@@ -176,10 +176,7 @@ def dealt(users: Population, partition: str, clients: int, seed: int = 0) -> Pop
     if not 1 <= clients <= examples:
         raise DatasetError(f"{examples} examples cannot be split over {clients} clients")
     shards = kind.deal(users, clients, np.random.Generator(np.random.Philox(key=[seed, clients])))
-    rows = np.concatenate(shards)
-    starts = np.cumsum([0, *map(len, shards)])
-    names = tuple(f"{kind.name}-{index:03d}" for index in range(clients))
-    return Population(names, {name: array[rows] for name, array in users.fields.items()}, starts, users.classes)
+    return users.of_rows([f"{kind.name}-{index:03d}" for index in range(clients)], shards)
 
 
 def _classes_of(users: Population, array: Array | None, field: str = "y") -> Rows:

@@ -112,10 +112,7 @@ class Population:
         Raises DatasetError when there is none or one is empty, when two have the same name, and when a client's fields
         differ in length, or in names, shapes or kinds of type from those of the first; and for labels that are texts.
         """
-        _check_names(clients, len(shards))
-        empty = [client for client, shard in zip(clients, shards, strict=True) if not any(map(len, shard.values()))]
-        if empty:
-            raise DatasetError(f"clients without examples: {empty}")
+        _check_clients(clients, [max(map(len, shard.values()), default=0) for shard in shards])
         _check_shards(clients, shards)
         for client, shard in zip(clients, shards, strict=True):
             check_labels(shard, f"client {client!r}: ")
@@ -152,8 +149,18 @@ class Population:
 
     def subset(self, clients: Sequence[int]) -> Population:
         """The population of some clients, in the given order."""
-        names = [self.clients[index] for index in clients]
-        return Population.of(names, [self.shard(index) for index in clients], self.classes)
+        rows = [np.arange(self.starts[client], self.starts[client + 1]) for client in clients]
+        return self.of_rows([self.clients[client] for client in clients], rows)
+
+    def of_rows(self, names: Sequence[str], rows: Sequence[NDArray[np.int64]]) -> Population:
+        """The population of clients of these names, each with these rows of all examples.
+
+        Raises DatasetError where one has none.
+        """
+        _check_clients(names, [len(own) for own in rows])
+        taken, starts = np.concatenate(rows), np.cumsum([0, *map(len, rows)])
+        fields = {name: array[taken] for name, array in self.fields.items()}
+        return Population(tuple(names), fields, starts, self.classes)
 
     def spread(self, count: int) -> Population:
         """`count` clients, by dividing the examples of some among several: a person with several devices.
@@ -161,16 +168,15 @@ class Population:
         Raises DatasetError when a client would have no example.
         """
         shares = [count // len(self) + (index < count % len(self)) for index in range(len(self))]
-        names, shards, users = [], [], set(self.clients)
+        names, rows, users = [], [], set(self.clients)
         for index, (client, parts) in enumerate(zip(self.clients, shares, strict=True)):
-            shard = self.shard(index)
             for part in range(parts):
                 name = client if parts == 1 else f"{client}.{part + 1}"
                 while parts > 1 and name in users:  # a user may be called as a device of another
                     name += "'"
                 names.append(name)
-                shards.append({name: array[part::parts] for name, array in shard.items()})
-        return Population.of(names, shards, self.classes)
+                rows.append(np.arange(self.starts[index] + part, self.starts[index + 1], parts))
+        return self.of_rows(names, rows)
 
     def split(self, held_out: float, seed: int) -> tuple[Population, Population]:
         """Train and held-out users: whole clients, drawn by seed; at least one on either side."""
@@ -196,16 +202,15 @@ class Population:
         users = [user for user in range(len(self)) if self.sizes[user] > 1]
         if not users:
             raise DatasetError("no user has two examples, one to train on and one to hold out")
-        kept: list[dict[str, Array]] = []
-        out: list[dict[str, Array]] = []
+        kept, out = [], []
         for user in users:
-            shard, size = self.shard(user), int(self.sizes[user])
+            size = int(self.sizes[user])
             order = np.arange(size)[::-1] if generator is None else generator.permutation(size)
             count = min(max(1, round(held_out * size)), size - 1)
-            for rows, shards in ((np.sort(order[count:]), kept), (np.sort(order[:count]), out)):
-                shards.append({name: array[rows] for name, array in shard.items()})
+            kept.append(self.starts[user] + np.sort(order[count:]))
+            out.append(self.starts[user] + np.sort(order[:count]))
         names = [self.clients[user] for user in users]
-        return Population.of(names, kept, self.classes), Population.of(names, out, self.classes)
+        return self.of_rows(names, kept), self.of_rows(names, out)
 
     def training_on(self, spec: ExampleSpec) -> Population:
         """The clients with those of their examples that a plan runs on; clients without any are left out.
@@ -276,13 +281,16 @@ def longest(texts: Array) -> int:
     return max(1, max(map(len, texts.tolist()), default=1))
 
 
-def _check_names(clients: Sequence[str], count: int) -> None:
-    """Raise DatasetError unless `count` shards have a name each."""
-    if len(clients) != count:
-        raise DatasetError(f"there are {len(clients)} names of clients for {count} shards; each needs one")
-    if not count:
+def _check_clients(clients: Sequence[str], sizes: Sequence[int]) -> None:
+    """Raise DatasetError unless each of the shards of these sizes has a name and an example."""
+    if len(clients) != len(sizes):
+        raise DatasetError(f"there are {len(clients)} names of clients for {len(sizes)} shards; each needs one")
+    if not clients:
         raise DatasetError("there are no clients")
-    if len(set(clients)) < count:
+    empty = [client for client, size in zip(clients, sizes, strict=True) if not size]
+    if empty:
+        raise DatasetError(f"clients without examples: {empty}")
+    if len(set(clients)) < len(clients):
         twice = next(client for number, client in enumerate(clients) if client in clients[:number])
         raise DatasetError(f"two clients are called {twice!r}; give each a name of its own, or join their examples")
 

@@ -11,8 +11,6 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from fedcore.errors import QuestionError
-from fedcore.plan import Field
 from fedcore.validation import offered
 from simulator.datasets import DATASETS, load, load_examples
 from simulator.datasets.sources import SOURCES
@@ -107,7 +105,10 @@ class PopulationFacts:
 
 def facts_of(users: Population) -> PopulationFacts:
     """The facts about a population."""
-    labels, each = _labels(users)
+    labels, each = np.zeros(0, np.int64), None
+    if users.classes is not None and (pairs := _owned_labels(users)) is not None:
+        labels = np.bincount(pairs % users.classes, minlength=users.classes)
+        each = len(np.unique(pairs)) / len(users)
     return PopulationFacts(
         users=len(users),
         examples=int(users.sizes.sum()),
@@ -119,44 +120,23 @@ def facts_of(users: Population) -> PopulationFacts:
     )
 
 
-def _labels(users: Population) -> tuple[NDArray[np.int64], float | None]:
-    """How often each class occurs, and the mean number of a user's classes: what `muster ask labels y` answers.
-
-    Large vocabularies, for which no report has room, are counted here.
-    """
-    from export.questions.builtin import BuiltIn, compile_built_in  # loads torch
-    from simulator.questions import ask_population
-
-    if users.classes is None or users.labels is None:
-        return np.zeros(0, np.int64), None
-    y = np.maximum(users.labels, 0).astype(np.int64)
-    asked = Population(users.clients, {"y": y}, users.starts, users.classes)
-    rows, devices = np.zeros((2, users.classes), np.int64)
-    try:
-        fields = [Field("y", "int64", y.shape[1:], users.classes)]
-        question = compile_built_in(BuiltIn("labels", ("y",)), fields, minimum_devices=1)
-    except QuestionError:
-        counts = label_counts(users)
-        return (rows, 0.0) if counts is None else (counts.sum(0), float((counts > 0).sum(1).mean()))
-    found = np.array([row[:3] for row in ask_population(question, asked).rows], np.int64)
-    rows[found[:, 0]], devices[found[:, 0]] = found[:, 1], found[:, 2]
-    if y.ndim > 1:  # padding, what has no label, or what is ignored
-        rows[0] = devices[0] = 0
-    return rows, float(devices.sum() / len(users))
-
-
 def label_counts(users: Population) -> NDArray[np.int64] | None:
-    """The number of each user's examples of each class: (users, classes). Of several labels, those that are 0
-    or ignored are not counted.
+    """The number of each user's examples of each class: (users, classes); None if the labels are no classes.
 
-    None if the labels are no classes.
+    Of several labels, those that are 0 or ignored are not counted.
     """
+    pairs = _owned_labels(users)
+    if pairs is None or users.classes is None:
+        return None
+    return np.bincount(pairs, minlength=len(users) * users.classes).reshape(len(users), users.classes)
+
+
+def _owned_labels(users: Population) -> NDArray[np.int64] | None:
+    """For each label that counts: user · classes + class."""
     if users.classes is None or users.labels is None:
         return None
     labels = np.maximum(users.labels, 0).reshape(int(users.starts[-1]), -1).astype(np.int64)
     owners = np.repeat(np.arange(len(users)), users.sizes)[:, None]
-    places = (owners * users.classes + labels).ravel()
-    counts = np.bincount(places, minlength=len(users) * users.classes).reshape(len(users), users.classes)
-    if users.labels.ndim > 1:
-        counts[:, 0] = 0
-    return counts
+    pairs: NDArray[np.int64] = owners * users.classes + labels
+    # Of several labels 0 is padding, what has no label, or what is ignored.
+    return pairs[labels > 0] if users.labels.ndim > 1 else pairs.ravel()

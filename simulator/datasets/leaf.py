@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Generic, TypeVar
 
 import msgspec
 import numpy as np
@@ -20,6 +21,7 @@ from simulator.errors import DatasetError
 from simulator.population import Array, Population
 
 Fields = dict[str, Array]
+T = TypeVar("T", "Images", "Texts")
 
 
 class Images(msgspec.Struct, frozen=True):
@@ -36,23 +38,15 @@ class Texts(msgspec.Struct, frozen=True):
     y: list[str]
 
 
-class ImageFile(msgspec.Struct, frozen=True):
-    """A file of FEMNIST."""
+class LeafFile(msgspec.Struct, Generic[T], frozen=True):
+    """A file of users of one of these kinds."""
 
     users: list[str]
     num_samples: list[int]
-    user_data: dict[str, Images]
+    user_data: dict[str, T]
 
 
-class TextFile(msgspec.Struct, frozen=True):
-    """A file of Shakespeare."""
-
-    users: list[str]
-    num_samples: list[int]
-    user_data: dict[str, Texts]
-
-
-_IMAGES, _TEXTS = decoder(ImageFile), decoder(TextFile)
+_IMAGES, _TEXTS = decoder(LeafFile[Images]), decoder(LeafFile[Texts])
 
 
 def leaf_femnist(data: Path) -> Population:
@@ -81,7 +75,7 @@ def leaf_shakespeare(data: Path) -> Population:
 
 
 def _population(
-    folder: Path, decode: Callable[[bytes], ImageFile | TextFile], convert: Callable[..., Fields], classes: int
+    folder: Path, decode: Callable[[bytes], LeafFile[T]], convert: Callable[[T], Fields], classes: int
 ) -> Population:
     shards: dict[str, list[Fields]] = {}
     for path in _files(folder):

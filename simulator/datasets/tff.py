@@ -49,47 +49,37 @@ def fields_of(example: bytes) -> dict[str, Array]:
     }
 
 
+_PROTO = """
+    name: "muster/example.proto" package: "tensorflow" syntax: "proto3"
+    message_type { name: "BytesList" field { name: "value" number: 1 type: TYPE_BYTES label: LABEL_REPEATED } }
+    message_type { name: "FloatList" field { name: "value" number: 1 type: TYPE_FLOAT label: LABEL_REPEATED } }
+    message_type { name: "Int64List" field { name: "value" number: 1 type: TYPE_INT64 label: LABEL_REPEATED } }
+    message_type {
+      name: "Feature" oneof_decl { name: "kind" }
+      field { name: "bytes_list" number: 1 type: TYPE_MESSAGE type_name: ".tensorflow.BytesList" oneof_index: 0 }
+      field { name: "float_list" number: 2 type: TYPE_MESSAGE type_name: ".tensorflow.FloatList" oneof_index: 0 }
+      field { name: "int64_list" number: 3 type: TYPE_MESSAGE type_name: ".tensorflow.Int64List" oneof_index: 0 }
+    }
+    message_type {
+      name: "Features"
+      field { name: "feature" number: 1 type_name: ".tensorflow.Features.FeatureEntry" label: LABEL_REPEATED }
+      nested_type {
+        name: "FeatureEntry" options { map_entry: true }
+        field { name: "key" number: 1 type: TYPE_STRING }
+        field { name: "value" number: 2 type: TYPE_MESSAGE type_name: ".tensorflow.Feature" }
+      }
+    }
+    message_type { name: "Example" field { name: "features" number: 1 type_name: ".tensorflow.Features" } }
+"""
+
+
 @functools.cache
 def example_class() -> Any:
     """The class of messages tf.train.Example."""
-    from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+    from google.protobuf import descriptor_pb2, descriptor_pool, message_factory, text_format
 
-    kinds = descriptor_pb2.FieldDescriptorProto
-    file = descriptor_pb2.FileDescriptorProto(name="muster/example.proto", package="tensorflow", syntax="proto3")
-
-    def message(name: str, into: Any = file.message_type) -> Any:
-        return into.add(name=name)
-
-    def field(of: Any, number: int, name: str, kind: int, **more: Any) -> None:
-        of.field.add(name=name, number=number, type=kind, label=more.pop("label", kinds.LABEL_OPTIONAL), **more)
-
-    for name, kind in (
-        ("BytesList", kinds.TYPE_BYTES),
-        ("FloatList", kinds.TYPE_FLOAT),
-        ("Int64List", kinds.TYPE_INT64),
-    ):
-        field(message(name), 1, "value", kind, label=kinds.LABEL_REPEATED)
-    feature = message("Feature")
-    feature.oneof_decl.add(name="kind")
-    for number, name in enumerate(("BytesList", "FloatList", "Int64List"), 1):
-        called = name.replace("List", "_list").lower()
-        field(feature, number, called, kinds.TYPE_MESSAGE, type_name=f".tensorflow.{name}", oneof_index=0)
-    features = message("Features")
-    entry = features.nested_type.add(name="FeatureEntry")
-    entry.options.map_entry = True
-    field(entry, 1, "key", kinds.TYPE_STRING)
-    field(entry, 2, "value", kinds.TYPE_MESSAGE, type_name=".tensorflow.Feature")
-    field(
-        features,
-        1,
-        "feature",
-        kinds.TYPE_MESSAGE,
-        type_name=".tensorflow.Features.FeatureEntry",
-        label=kinds.LABEL_REPEATED,
-    )
-    field(message("Example"), 1, "features", kinds.TYPE_MESSAGE, type_name=".tensorflow.Features")
     pool = descriptor_pool.DescriptorPool()
-    pool.Add(file)
+    pool.Add(text_format.Parse(_PROTO, descriptor_pb2.FileDescriptorProto()))
     return message_factory.GetMessageClass(pool.FindMessageTypeByName("tensorflow.Example"))
 
 
@@ -121,10 +111,8 @@ def read_clients(
     clients to draw from all. Raises DatasetError, naming the file.
     """
     readers: dict[str, list[Callable[[], Fields]]] = {}
-    for split in _splits(folder, files):
-        for client in split.clients:
-            name = client if files.shared else f"{split.name}/{client}"
-            readers.setdefault(name, []).append(functools.partial(split.read, client))
+    for split, client, read in _readers(folder, files):
+        readers.setdefault(client if files.shared else f"{split}/{client}", []).append(read)
     if not readers:
         raise DatasetError(f"{folder} holds no clients in {', '.join(files.splits)}")
     names = sorted(readers)
@@ -142,28 +130,21 @@ def read_clients(
     return Population.of(names, shards, classes)
 
 
-@dataclass(frozen=True, slots=True)
-class _Split:
-    """A split: its name, its clients, and a function that reads one of them."""
-
-    name: str
-    clients: Sequence[str]
-    read: Callable[[str], Fields]
-
-
-def _splits(folder: Path, files: Files) -> Iterator[_Split]:
+def _readers(folder: Path, files: Files) -> Iterator[tuple[str, str, Callable[[], Fields]]]:
+    """The name of each split, with each of its clients and what reads the client's fields."""
     database = folder / files.sqlite
     if database.is_file():
         query = "SELECT client_id FROM client_metadata WHERE split_name = ?"
         for split in files.splits:
-            clients = [row[0] for row in _rows(database, query, split)]
-            yield _Split(split, clients, functools.partial(_from_sqlite, database, split, files.fields))
+            for (client,) in _rows(database, query, split):
+                yield split, client, functools.partial(_from_sqlite, database, split, files.fields, client)
         return
     paths = [folder / name for name in files.hdf5 if (folder / name).is_file()]
     if not paths:
         raise DatasetError(f"{folder} holds neither {files.sqlite} nor {' or '.join(files.hdf5)}")
     for path in paths:
-        yield _Split(path.stem, _in_hdf5(path, list), functools.partial(_from_hdf5, path, files.fields))
+        for client in _in_hdf5(path, list):
+            yield path.stem, client, functools.partial(_from_hdf5, path, files.fields, client)
 
 
 def _in_hdf5(path: Path, look: Callable[[Any], Any]) -> Any:

@@ -132,10 +132,10 @@ def _read_parquet(path: Path) -> dict[str, Array]:
 
 def _array(column: Any, name: str, where: str, each: int = 1) -> Array:
     """A column of Arrow as an array; lists give it further axes. each: its values of a row of the file."""
-    import pyarrow
     import pyarrow.compute
+    from pyarrow import types
 
-    if pyarrow.types.is_dictionary(column.type):
+    if types.is_dictionary(column.type):
         column = column.dictionary_decode()
     if column.null_count:
         row = column.is_null().to_numpy(zero_copy_only=False).argmax() // each
@@ -143,8 +143,8 @@ def _array(column: Any, name: str, where: str, each: int = 1) -> Array:
             f"{where} has {column.null_count} missing values, the first in row {row}; fill them in, or leave the "
             "examples out"
         )
-    if not _is_list(column.type):
-        if not (_is_plain(column.type) or (name == USER and pyarrow.types.is_binary(column.type))):
+    if not (types.is_list(column.type) or types.is_large_list(column.type) or types.is_fixed_size_list(column.type)):
+        if not (_is_plain(column.type) or (name == USER and types.is_binary(column.type))):
             raise DatasetError(
                 f"{where} is {column.type}, neither numbers nor texts; leave it out, or write numbers or texts"
             )
@@ -159,12 +159,6 @@ def _array(column: Any, name: str, where: str, each: int = 1) -> Array:
         )
     inner = _array(column.flatten(), name, where, each * max(int(lengths[0]), 1))
     return inner.reshape(len(column), -1 if len(inner) else 0, *inner.shape[1:])
-
-
-def _is_list(kind: Any) -> bool:
-    from pyarrow import types
-
-    return bool(types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind))
 
 
 def _is_plain(kind: Any) -> bool:
