@@ -107,18 +107,10 @@ class ForecastConfig:
     @property
     def task(self) -> TaskSettings:
         """The settings of the task."""
+        own = {one.name for one in fields(ForecastConfig)} - {*OF_POPULATION}
         return TaskSettings(
+            **{one.name: getattr(self, one.name) for one in fields(TaskSettings) if one.name in own},
             population="forecast",
-            goal=self.goal,
-            rounds=self.rounds,
-            minimum=self.minimum,
-            over_selection=self.over_selection,
-            selection_timeout_s=self.selection_timeout_s,
-            reporting_deadline_s=self.reporting_deadline_s,
-            max_attempts=self.max_attempts,
-            min_examples=self.min_examples,
-            min_separation_s=self.min_separation_s,
-            min_separation_rounds=self.min_separation_rounds,
             requires=Requires(charging=True, idle=True, unmetered=self.needs_unmetered),
             buffered=Buffered(concurrency=self.concurrency, max_staleness=self.max_staleness)
             if self.concurrency

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import Counter
 from collections.abc import Sequence
@@ -119,14 +120,8 @@ class Drawing:
 # Spec: docs/spec/wire.md §8. A secure round of the coordinator folds in messages; here they are only counted. Its
 # groups stand and fall together.
 
-_AFTER = {
-    SessionPhase.ADVERTISING: SessionPhase.SHARING,
-    SessionPhase.SHARING: SessionPhase.OPENING,
-    SessionPhase.OPENING: SessionPhase.UPLOADING,
-    SessionPhase.UPLOADING: SessionPhase.CONFIRMING,
-    SessionPhase.CONFIRMING: SessionPhase.REVEALING,
-    SessionPhase.REVEALING: SessionPhase.OVER,
-}
+_PHASES: list[SessionPhase] = [phase for phase in SessionPhase if phase is not SessionPhase.DRAWING]
+_AFTER = dict(itertools.pairwise(_PHASES))
 
 
 @dataclass(slots=True)

@@ -167,12 +167,8 @@ def _by_speed(never: NDArray[np.bool_], slow: NDArray[np.float32]) -> dict[str, 
 
 
 def _phone(course: Course, days: int) -> Phone:
-    figures = [figure(spent) / days for spent in (course.spent_s, course.moved) for figure in (np.mean, _p99)]
-    return Phone(*(round(float(figure), 3) for figure in figures))
-
-
-def _p99(values: NDArray[np.floating]) -> float:
-    return float(np.percentile(values, 99))
+    spent = [figure for each in (course.spent_s, course.moved) for figure in (np.mean(each), np.percentile(each, 99))]
+    return Phone(*(round(float(figure / days), 3) for figure in spent))
 
 
 def _peak_mb() -> float:

@@ -12,27 +12,6 @@ import numpy as np
 from coordinator.rules import buffers
 from coordinator.rules import rounds as cohorts
 from coordinator.rules.pacing import GATHER_S, Demand, RoundTimes
-from coordinator.rules.rounds import (
-    FAILURES,
-    HELD_UP,
-    Aborted,
-    Aggregated,
-    Configured,
-    EndAssignments,
-    Event,
-    Expired,
-    Lost,
-    Reported,
-    Revealed,
-    Round,
-    Select,
-    Summed,
-    Tick,
-    TurnAway,
-    Waiting,
-    back_off_s,
-    open_round,
-)
 from coordinator.rules.selection import UNRELIABLE_ROUNDS, Participations, draw, drawable
 from coordinator.rules.states import AssignmentState, RoundState, broken_after_s, lost_after_s
 from secagg.session import SessionPhase
@@ -61,8 +40,8 @@ class TaskRounds:
         self.devices, self.course, self._config = devices, course, config
         self._chance = np.random.default_rng((config.seed, 2, number) if number else (config.seed, 2))
         self._source = random.Random(config.seed + number)
-        self._running: Round | None = None
-        self._held: Round | None = None
+        self._running: cohorts.Round | None = None
+        self._held: cohorts.Round | None = None
         self._opened = self._drawn_at = self._not_before = 0.0
         self._number, self._failures, self._serial = 1, 0, 0
         self._open: dict[int, _Work] = {}
@@ -88,7 +67,7 @@ class TaskRounds:
         self._open_round(now)
         if self._held is not None and self._running is None and now >= self._not_before:
             self._running, self._held, self._opened = self._held, None, now
-            self._step(Waiting(len(self._candidates(self._running, now))), now)
+            self._step(cohorts.Waiting(len(self._candidates(self._running, now))), now)
         elif self._running is not None:
             self._step_due(self._running, now)
 
@@ -114,14 +93,14 @@ class TaskRounds:
         every_s = self.times.takes_s(self.policy) + GATHER_S
         return Demand(cohort, self._opens_in_s(running, now), every_s, GATHER_S)
 
-    def _opens_in_s(self, running: Round | None, now: float) -> float:
+    def _opens_in_s(self, running: cohorts.Round | None, now: float) -> float:
         if running is None:
             return max(0.0, self._not_before - now)
         if running.state in (RoundState.SELECTING, RoundState.CONFIGURING) or self._draws_more(running, now):
             return 0.0
         return self.times.left_s(self.policy, now)
 
-    def _draws_more(self, running: Round, now: float) -> bool:
+    def _draws_more(self, running: cohorts.Round, now: float) -> bool:
         if self.buffered:
             return buffers.places(running) > 0
         return running.missing(now) > 0 and (self._exchanges is None or self._exchanges.advertising)
@@ -137,23 +116,23 @@ class TaskRounds:
             if running is None and now >= self._not_before:
                 self._running, self._opened = buffers.open_buffer(self.policy), now
         elif running is None and now >= self._not_before:
-            self._running, self._opened = open_round(self.policy, now), now
+            self._running, self._opened = cohorts.open_round(self.policy, now), now
         elif running is None or running.state is not RoundState.SELECTING:
-            self._held = open_round(self.policy, now, held=True)
+            self._held = cohorts.open_round(self.policy, now, held=True)
 
-    def _step_due(self, running: Round, now: float) -> None:
+    def _step_due(self, running: cohorts.Round, now: float) -> None:
         if running.state is RoundState.SELECTING:
             # Whoever waits is counted only where that may matter.
             if now >= running.deadline or len(self.drawing.waiting) >= self.policy.cohort:
-                self._step(Waiting(len(self._candidates(running, now))), now)
+                self._step(cohorts.Waiting(len(self._candidates(running, now))), now)
         elif self._draws_more(running, now):
-            self._step(Waiting(len(self._candidates(running, now))), now)
+            self._step(cohorts.Waiting(len(self._candidates(running, now))), now)
         else:
             self._tick(now)
 
     def _tick(self, now: float) -> None:
         ends = self._running is not None and now >= self._running.deadline
-        self._step(Tick(len(self._open.keys() & self._unreliable.keys()) if ends else 0), now)
+        self._step(cohorts.Tick(len(self._open.keys() & self._unreliable.keys()) if ends else 0), now)
 
     def _fitting(self) -> list[int]:
         """The rows of waiting devices that this task can use."""
@@ -161,7 +140,7 @@ class TaskRounds:
             return list(self.drawing.waiting)
         return [row for row in self.drawing.waiting if not self.devices.obstacle[row]]
 
-    def _candidates(self, round_: Round, now: float) -> list[int]:
+    def _candidates(self, round_: cohorts.Round, now: float) -> list[int]:
         waiting = self._fitting()
         if round_.state is RoundState.REPORTING:
             waiting = [row for row in waiting if row not in self._taken]
@@ -171,7 +150,7 @@ class TaskRounds:
             return waiting
         return drawable(waiting, lambda row: self._unreliable.get(row, 0), round_, now)
 
-    def _step(self, event: Event, now: float) -> None:
+    def _step(self, event: cohorts.Event, now: float) -> None:
         if self._running is None:
             return
         if self.buffered:
@@ -181,11 +160,11 @@ class TaskRounds:
         stepped = self._running
         for effect in effects:
             match effect:
-                case Select(count):
+                case cohorts.Select(count):
                     self._assign(stepped, count, now)
-                case TurnAway():
+                case cohorts.TurnAway():
                     self.drawing.turn_away(self._candidates(stepped, now))
-                case EndAssignments(state):
+                case cohorts.EndAssignments(state):
                     self._end_all(state, stepped.reason or type(event).__name__.lower(), now)
         if self._running is not stepped:
             return  # it was drawn, and went on
@@ -194,7 +173,7 @@ class TaskRounds:
         elif stepped.state.ended:
             self._abandoned(stepped, now)
 
-    def _commit(self, round_: Round, now: float) -> None:
+    def _commit(self, round_: cohorts.Round, now: float) -> None:
         """The next model is there: take over what is open, or begin anew."""
         devices, behind = zip(*self._reported, strict=True)
         self.course.rounds.append(CommittedRound(self._opened, self._drawn_at, now, devices, behind))
@@ -207,22 +186,22 @@ class TaskRounds:
             stale = [row for row, work in self._open.items() if work.number not in fresh]
             for row in stale:
                 self._finish(row, AssignmentState.TOO_STALE, now)
-            buffers.step(round_, Aggregated(len(stale), len(self._open)))
+            buffers.step(round_, cohorts.Aggregated(len(stale), len(self._open)))
         else:
-            cohorts.step(round_, Aggregated(), now)
+            cohorts.step(round_, cohorts.Aggregated(), now)
         if self._resting is not None:
             self._resting.end(now, committed=True, going_on={str(row) for row in self._open})
         self._clear()
         if self.buffered:
             self._running, self._opened = buffers.open_buffer(self.policy, len(self._open)), now
 
-    def _abandoned(self, round_: Round, now: float) -> None:
+    def _abandoned(self, round_: cohorts.Round, now: float) -> None:
         self.course.abandoned[round_.reason] += 1
         if round_.assigned:
             self.times = self.times.ended(now, buffered=self.buffered)
-        if round_.reason in FAILURES:
+        if round_.reason in cohorts.FAILURES:
             self._failures += 1
-            self._not_before = now + back_off_s(self._failures)
+            self._not_before = now + cohorts.back_off_s(self._failures)
             if self._failures >= self.settings.max_attempts:
                 self.course.paused = now, round_.reason
         if self._resting is not None:
@@ -235,7 +214,7 @@ class TaskRounds:
 
     # --- assignments
 
-    def _assign(self, round_: Round, count: int, now: float) -> None:
+    def _assign(self, round_: cohorts.Round, count: int, now: float) -> None:
         chosen = draw(self._candidates(round_, now), count, self._source, self._unreliable.__contains__)
         for row in chosen:
             del self.drawing.waiting[row]
@@ -260,7 +239,7 @@ class TaskRounds:
             self._resting.add(map(str, chosen), now)
         self.drawing.drawn += count
         self.course.assigned += count
-        self._step(Configured(count), now)
+        self._step(cohorts.Configured(count), now)
 
     def _schedule(self, rows: list[int], lasts: Times, drop_out: float, now: float) -> None:
         """Let the open assignments of `rows` end when their devices have done what lasts so long, vanish or leave."""
@@ -302,9 +281,11 @@ class TaskRounds:
         if self._resting is not None and how is not AssignmentState.EXPIRED:
             self._resting.leave(str(row))
         if how is AssignmentState.EXPIRED:
-            self._step(Expired(1, int(again)), at)
+            self._step(cohorts.Expired(1, int(again)), at)
         else:
-            self._step(Aborted(again) if how is AssignmentState.ABORTED else Lost(1, again=int(again)), at)
+            self._step(
+                cohorts.Aborted(again) if how is AssignmentState.ABORTED else cohorts.Lost(1, again=int(again)), at
+            )
 
     def _take(self, row: int, behind: int, at: float) -> None:
         """Take a report; or the answer to an exchange of a secure round, which may have gone on without its device."""
@@ -313,7 +294,7 @@ class TaskRounds:
             self._reported.append((row, behind))
             if self.buffered:
                 self._taken.add(row)
-            self._step(Reported(behind), at)
+            self._step(cohorts.Reported(behind), at)
         elif row in self._exchanges.due:
             self._exchanges.take(row, at)
             self._exchange(at)
@@ -328,13 +309,13 @@ class TaskRounds:
             going = [] if exchanges.short else exchanges.go_on(now)
             self._expire(exchanges.late if exchanges.short else exchanges.late - exchanges.masked, now)
             if exchanges.short:
-                self._step(Summed(0), now)
+                self._step(cohorts.Summed(0), now)
             elif exchanges.phase is SessionPhase.OVER:
                 for row in sorted(exchanges.masked):
                     self._reported.append((row, 0))
                     self._finish(row, AssignmentState.REPORTED, now)
-                self._step(Revealed(), now)
-                self._step(Summed(len(exchanges.masked)), now)
+                self._step(cohorts.Revealed(), now)
+                self._step(cohorts.Summed(len(exchanges.masked)), now)
             else:
                 self._ask(going, exchanges.phase, now)
 
@@ -347,7 +328,7 @@ class TaskRounds:
         if rows:
             self._failing |= rows
             self._note_unreliable(rows)
-            self._step(Expired(len(rows), again), now)
+            self._step(cohorts.Expired(len(rows), again), now)
 
     def _ask(self, rows: list[int], phase: SessionPhase, now: float) -> None:
         """Let devices answer the next exchange, each in its time, unless it vanishes or leaves."""
@@ -359,7 +340,7 @@ class TaskRounds:
 
     def _end_all(self, state: AssignmentState, cause: str, now: float) -> None:
         """End what is open: nobody needs it any more, or it is late."""
-        if cause in HELD_UP and not self.buffered:
+        if cause in cohorts.HELD_UP and not self.buffered:
             self._note_unreliable(self._failing.union(self._open if state is AssignmentState.EXPIRED else ()))
         for row in list(self._open):
             self._finish(row, state, now)

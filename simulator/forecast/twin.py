@@ -14,19 +14,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from coordinator.rules.pacing import (
-    HOUR_S,
-    IDLE_PER_S,
-    IDLE_S,
-    Demand,
-    Pace,
-    after,
-    drawn,
-    idle_window,
-    observe,
-    together,
-    window,
-)
+from coordinator.rules import pacing
 from fedcore.wire.messages import RetryWindow
 from simulator.errors import ForecastError
 from simulator.forecast.configuration import ForecastConfig
@@ -63,7 +51,7 @@ class Twin:
             modelled = replace(Devices.drawn(other), stretches=self.devices.stretches)
             self.tasks.append(TaskRounds(other, modelled, self.course.beside(), self._drawing, number))
         self._due = self._chance.uniform(0.0, config.first_within_s, len(self.devices))
-        self._pace = Pace(0.0)
+        self._pace = pacing.Pace(0.0)
         self._bounds = RetryWindow(config.retry_min_s, max(config.retry_min_s, config.retry_max_s))
         self._returns: dict[int, RetryWindow] = {}
         self._soon: dict[int, Rows] = {}
@@ -83,7 +71,7 @@ class Twin:
                 self._advance(step)
             if all(task.course.paused for task in self.tasks):
                 break
-            if (over := int(self._chunk_ends * self._step_s // HOUR_S)) > hour:
+            if (over := int(self._chunk_ends * self._step_s // pacing.HOUR_S)) > hour:
                 on_hour(hour := over)
         return self.course
 
@@ -106,7 +94,7 @@ class Twin:
         for task in self.tasks:
             task.advance(now)
         if drawing.drawn:
-            self._pace = drawn(observe(self._pace, float(drawing.drawn), now, self._demand(now)))
+            self._pace = pacing.drawn(pacing.observe(self._pace, float(drawing.drawn), now, self._demand(now)))
             drawing.drawn = 0
         if drawing.free:
             self._come_back(drawing.free, now)
@@ -144,12 +132,14 @@ class Twin:
             offered = [task for task in fitting if not task.is_resting(row, now)]
             if offered:
                 self._drawing.waiting[row] = now + WAIT_S
-                self._returns[row] = after(usual, min(task.settings.min_separation_s for task in offered), self._bounds)
+                self._returns[row] = pacing.after(
+                    usual, min(task.settings.min_separation_s for task in offered), self._bounds
+                )
             else:
                 self._rest(row, min(task.remaining(row, now) for task in fitting), now)
 
-    def _demand(self, now: float) -> Demand | None:
-        return together([task.demand(now) for task in self.tasks if not task.course.paused])
+    def _demand(self, now: float) -> pacing.Demand | None:
+        return pacing.together([task.demand(now) for task in self.tasks if not task.course.paused])
 
     # --- windows
 
@@ -159,12 +149,12 @@ class Twin:
             del self._returns[row]
         while len(rows):
             count = min(self._together(demand), len(rows))
-            self._pace = observe(self._pace, float(count), now, demand)
-            self._pace, when = window(self._pace, demand, self._bounds, float(count))
+            self._pace = pacing.observe(self._pace, float(count), now, demand)
+            self._pace, when = pacing.window(self._pace, demand, self._bounds, float(count))
             self._sent(rows[:count], when, now, why)
             rows = rows[count:]
 
-    def _together(self, demand: Demand | None) -> int:
+    def _together(self, demand: pacing.Demand | None) -> int:
         """How many of the devices that come next may get one window: all for a place, or close in the queue."""
         if demand is None:
             return 1
@@ -175,10 +165,14 @@ class Twin:
     def _send_idle(self, rows: Rows, now: float, why: str) -> None:
         demand = self._demand(now)
         while len(rows):
-            many = max(IDLE_S * IDLE_PER_S - self._pace.idle, CLOSE * self._pace.idle, 1.0) if self._bulk else 1.0
+            many = (
+                max(pacing.IDLE_S * pacing.IDLE_PER_S - self._pace.idle, CLOSE * self._pace.idle, 1.0)
+                if self._bulk
+                else 1.0
+            )
             count = min(int(many), len(rows))
-            self._pace = observe(self._pace, float(count), now, demand)
-            self._pace, when = idle_window(self._pace, self._bounds, float(count))
+            self._pace = pacing.observe(self._pace, float(count), now, demand)
+            self._pace, when = pacing.idle_window(self._pace, self._bounds, float(count))
             self._sent(rows[:count], when, now, why)
             rows = rows[count:]
 
@@ -186,13 +180,13 @@ class Twin:
         seconds, rounds = remaining
         demand = self._demand(now)
         rest_s = max(seconds, rounds * demand.every_s if demand else 0.0)
-        self._sent(np.array([row]), after(self._usual(now, 1.0), rest_s, self._bounds), now, "resting")
+        self._sent(np.array([row]), pacing.after(self._usual(now, 1.0), rest_s, self._bounds), now, "resting")
 
     def _usual(self, now: float, devices: float = 0.0) -> RetryWindow:
         """The window of a device that comes now, for when its work or its rest is over. It takes no place."""
         demand = self._demand(now)
-        self._pace = observe(self._pace, devices, now, demand)
-        return window(self._pace, demand, self._bounds)[1]
+        self._pace = pacing.observe(self._pace, devices, now, demand)
+        return pacing.window(self._pace, demand, self._bounds)[1]
 
     def _come_back(self, rows: list[int], now: float) -> None:
         """Devices whose work is over come back when they were told at the beginning of their session."""

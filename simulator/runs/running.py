@@ -19,27 +19,7 @@ import safetensors.numpy
 from fedcore.private_files import sync_folder, write_private
 from simulator.configuration import SimulationConfig
 from simulator.errors import ProcessDied, RunError, RunNotKept
-from simulator.runs.reading import (
-    CHECKPOINT,
-    CONFIG,
-    ENGINE,
-    LOCK,
-    METRICS,
-    MODEL,
-    RESULT,
-    SECONDS,
-    KeptEngine,
-    checkpoints,
-    course_of,
-    differences,
-    read_config,
-    read_engine,
-    read_result,
-    read_vectors,
-    round_of,
-    to_toml,
-    whole_lines,
-)
+from simulator.runs import reading
 from simulator.simulation import OnRound, Overrides, SimulationResult, advance, completed, training_of
 from simulator.training import Point, Tensors, Training, Vectors
 
@@ -64,10 +44,10 @@ class RunFolder:
 
     def __init__(self, path: Path, lock: IO[str]) -> None:
         self.path, self._lock = path, lock
-        self._metrics = (path / METRICS).open("ab", buffering=0)
+        self._metrics = (path / reading.METRICS).open("ab", buffering=0)
 
     @classmethod
-    def create(cls, path: Path, config: SimulationConfig, engine: KeptEngine) -> RunFolder:
+    def create(cls, path: Path, config: SimulationConfig, engine: reading.KeptEngine) -> RunFolder:
         """A new folder, which is there whole or not at all. Raises RunError where there is something already."""
         check_free(path)
         partial = path.with_name(f".{path.name}.{os.getpid()}")
@@ -76,8 +56,8 @@ class RunFolder:
                 undo.callback(shutil.rmtree, partial, ignore_errors=True)
                 partial.mkdir(parents=True)
                 lock = undo.enter_context(locked(partial))
-                write_private(partial / CONFIG, to_toml(config).encode())
-                write_private(partial / ENGINE, msgspec.json.encode(engine))
+                write_private(partial / reading.CONFIG, reading.to_toml(config).encode())
+                write_private(partial / reading.ENGINE, msgspec.json.encode(engine))
                 partial.rename(path)
                 undo.pop_all()
             sync_folder(path.parent)
@@ -86,7 +66,7 @@ class RunFolder:
     @classmethod
     def open(cls, path: Path) -> RunFolder:
         """The folder of a run that began. Raises RunError when it holds no run, or a process that lives uses it."""
-        read_config(path)
+        reading.read_config(path)
         with writing(path):
             lock = locked(path)
             for partial in path.glob("*.partial"):  # of a process that was killed
@@ -110,33 +90,33 @@ class RunFolder:
         with writing(self.path):
             os.fsync(self._metrics.fileno())
             data = safetensors.numpy.save(dict(vectors))
-            write_private(self.path / CHECKPOINT.replace("*", f"{number:08d}"), data, replace=True)
-            for old in checkpoints(self.path)[KEPT:]:
+            write_private(self.path / reading.CHECKPOINT.replace("*", f"{number:08d}"), data, replace=True)
+            for old in reading.checkpoints(self.path)[KEPT:]:
                 old.unlink()
 
     def finish(self, result: SimulationResult, tensors: Tensors) -> None:
         """Keep the model, if there is one, and the result. Raises RunNotKept."""
         with writing(self.path):
             if tensors:
-                write_private(self.path / MODEL, safetensors.numpy.save(tensors), replace=True)
-            write_private(self.path / RESULT, msgspec.json.encode(result), replace=True)
+                write_private(self.path / reading.MODEL, safetensors.numpy.save(tensors), replace=True)
+            write_private(self.path / reading.RESULT, msgspec.json.encode(result), replace=True)
 
     def rewind(self) -> tuple[list[Point], Vectors | None]:
         """Go back to the last whole checkpoint: the course up to it, and what it holds; None before the first.
 
         The lines of later rounds are removed. Raises RunNotKept.
         """
-        lines = whole_lines(self.path)
+        lines = reading.whole_lines(self.path)
         rounds, vectors = self._last_whole(len(lines))
         with writing(self.path):
             os.truncate(self._metrics.fileno(), sum(len(line) + 1 for line in lines[:rounds]))
-        return course_of(lines[:rounds]), vectors
+        return reading.course_of(lines[:rounds]), vectors
 
     def _last_whole(self, most: int) -> tuple[int, Vectors | None]:
         """The last whole checkpoint of no more rounds than `most`: its round, and what it holds."""
-        for path in checkpoints(self.path):
-            number = round_of(path)
-            vectors = read_vectors(path) if number <= most else None
+        for path in reading.checkpoints(self.path):
+            number = reading.round_of(path)
+            vectors = reading.read_vectors(path) if number <= most else None
             if vectors is not None:
                 return number, vectors
         return 0, None
@@ -145,7 +125,7 @@ class RunFolder:
 def check_free(path: Path) -> None:
     """Raise RunError when a new run cannot have the folder, as there is something already."""
     if path.exists() or path.is_symlink():
-        is_run = (path / CONFIG).is_file()
+        is_run = (path / reading.CONFIG).is_file()
         remedy = f"go on with it by --resume={path}, or take" if is_run else "take"
         raise RunError(f"{path} exists already; {remedy} another folder")
 
@@ -156,7 +136,7 @@ def writing(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        began = (path / CONFIG).is_file()
+        began = (path / reading.CONFIG).is_file()
         remedy = f"; once that is mended, go on with --resume={path}" if began else ""
         why = f"{error.strerror}: {error.filename or path}"
         raise RunNotKept(f"the run in {path} cannot be kept: {why}{remedy}") from error
@@ -165,7 +145,7 @@ def writing(path: Path) -> Iterator[None]:
 def locked(path: Path) -> IO[str]:
     """The lock of a folder, held until it is closed. Raises RunError when another process holds it, and OSError."""
     with ExitStack() as undo:
-        lock = undo.enter_context((path / LOCK).open("a+"))
+        lock = undo.enter_context((path / reading.LOCK).open("a+"))
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
@@ -202,7 +182,7 @@ def start_run(
     check_free(path)
     config = completed(config, given)
     training = training_of(config, given=given)
-    engine = KeptEngine(training.facts.engine, training.facts.engine_reason)
+    engine = reading.KeptEngine(training.facts.engine, training.facts.engine_reason)
     with contextlib.closing(RunFolder.create(path, config, engine)) as folder:
         run = _Run(folder, training, on_round, checkpoint_after_s)
         return run.finish(config, [], engine)
@@ -223,19 +203,19 @@ def resume_run(
     run, or when a process that lives is at it; and as `start_run`.
     """
     path = Path(path)
-    kept = read_config(path)
+    kept = reading.read_config(path)
     config = completed(config or kept)
-    different = differences(kept, config)
+    different = reading.differences(kept, config)
     if different:
         raise RunError(
             f"{path} holds a run of another configuration; it and this one differ in {', '.join(different)}. Resume it "
             f"with its own, by --resume={path} alone, or take another folder"
         )
     with contextlib.closing(RunFolder.open(path)) as folder:
-        done = read_result(path)
+        done = reading.read_result(path)
         if done is not None:
             return done
-        engine = read_engine(path)
+        engine = reading.read_engine(path)
         training = training_of(config, engine.engine)
         course, vectors = folder.rewind()
         if vectors is not None:
@@ -257,7 +237,7 @@ def keep_run(
 
     points: with the wall time of each round in `seconds`. Raises RunError and RunNotKept.
     """
-    with contextlib.closing(RunFolder.create(path, config, KeptEngine(None, result.engine_reason))) as folder:
+    with contextlib.closing(RunFolder.create(path, config, reading.KeptEngine(None, result.engine_reason))) as folder:
         for point in points:
             folder.add(point)
         folder.save(len(points), vectors)
@@ -272,7 +252,7 @@ class _Run:
         self._checkpoint_after_s = checkpoint_after_s
         self._round_at = self._saved_at = monotonic()
 
-    def finish(self, config: SimulationConfig, course: list[Point], engine: KeptEngine) -> SimulationResult:
+    def finish(self, config: SimulationConfig, course: list[Point], engine: reading.KeptEngine) -> SimulationResult:
         """Run the rounds after `course` and keep them, a checkpoint from time to time and at the end, and the result.
 
         engine: that of the first rounds.
@@ -288,7 +268,7 @@ class _Run:
 
     def _keep(self, number: int, point: Point) -> None:
         now = monotonic()
-        self._folder.add(point | {SECONDS: now - self._round_at})
+        self._folder.add(point | {reading.SECONDS: now - self._round_at})
         try:
             self._on_round(number, point)  # before the checkpoint, after which nobody is told of the round again
         except KeyboardInterrupt:
