@@ -24,7 +24,7 @@ from fedcore.batching import StreamKey, batches
 from fedcore.decoding import decoder
 from fedcore.plan import Field
 from simulator.engines.memory import single_precision
-from simulator.engines.workers.forked import Forked
+from simulator.engines.workers.forked import Answer, Forked
 from simulator.population import Population
 
 CLIENTS, CLASSES, BATCH, CLIENT_LR = 3400, 62, 20, 0.1
@@ -114,11 +114,12 @@ def bare_seconds(model: Model, users: Population, device: torch.device) -> Itera
         with contextlib.suppress(EOFError):  # the pipe is closed at the end
             while True:
                 cohort = _COHORT.decode(pipe.recv_bytes())
-                pipe.send_bytes(msgspec.json.encode(_bare(model, users, cohort, device)))
+                taken_s = msgspec.json.encode(_bare(model, users, cohort, device))
+                pipe.send_bytes(msgspec.json.encode(Answer(msgspec.Raw(taken_s))))
 
     def seconds(cohort: list[int]) -> float:
         process.send(msgspec.json.encode(cohort))
-        return _SECONDS.decode(process.receive())
+        return _SECONDS.decode(process.answer().value)
 
     process = Forked(main)
     try:

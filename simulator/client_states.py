@@ -52,8 +52,11 @@ class ClientStates:
                 f"all, and {free / 1e9:,.1f} GB are free on {device}; take a smaller model, fewer users, or "
                 "an algorithm without client state"
             )
-        vectors = {name: _repeated(vector.to(device), clients) for name, vector in initial.items()}
-        return cls(vectors, range(clients))
+        vectors = {name: vector.to(device) for name, vector in initial.items()}
+        if device.type == "cpu":
+            rows = {name: shared_zeros((clients, len(vector))).copy_(vector) for name, vector in vectors.items()}
+            return cls(rows, range(clients))
+        return cls({name: vector.repeat(clients, 1) for name, vector in vectors.items()}, range(clients))
 
     def gather(self, clients: Sequence[int]) -> ClientState:
         """Copies (K, …) of some clients' vectors."""
@@ -75,8 +78,3 @@ class ClientStates:
 
     def _rows(self, clients: Sequence[int]) -> list[int]:
         return [self.rows[client] for client in clients]
-
-
-def _repeated(vector: Tensor, clients: int) -> Tensor:
-    on_host = vector.device.type == "cpu"
-    return shared_zeros((clients, len(vector))).copy_(vector) if on_host else vector.repeat(clients, 1)

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, get_args
 
 import msgspec
 
 from coordinator.rules.task_settings import Secagg
-from fedcore.algorithms.algorithm import Algorithm
-from fedcore.algorithms.local_training import LocalTraining
 from fedcore.privacy.settings import BANDS, DELTA, Mechanism, WholeFromOne
 from fedcore.schedule import ServerSchedule
 from fedcore.validation import Count, NotNegative, build, check, checked, own_name, setting
@@ -252,19 +250,12 @@ def without_numpy(value: Any) -> Any:
     return value.item() if getattr(value, "ndim", None) == 0 else value
 
 
-# Settings of local SGD that suit a built-in model better than the defaults of the algorithms.
-#
-# A simulation uses them unless its configuration sets others.
-
 SUITED: Mapping[str, Mapping[str, Any]] = {
     # With batches of 20 and steps of 0.1, the defaults, it predicts only spaces for dozens of rounds. The batch size is
     # from Reddi et al. 2021, Table 5.
     "char_lstm": {"batch_size": 4, "client_lr": 1.0},
 }
+"""Settings of local SGD that suit a built-in model better than the defaults of the algorithms.
 
-
-def with_default_settings(algorithm: Algorithm, model: str, chosen: Mapping[str, Any]) -> Algorithm:
-    """An algorithm with the settings that suit a model, except where the user chose others."""
-    if not isinstance(algorithm, LocalTraining) or algorithm.client_optimizer != "sgd":
-        return algorithm
-    return replace(algorithm, **{name: value for name, value in SUITED.get(model, {}).items() if name not in chosen})
+A simulation uses them unless its configuration sets others.
+"""

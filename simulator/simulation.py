@@ -14,6 +14,7 @@ from fedcore.algorithms import create, module_of, name_of, settings_of
 from fedcore.algorithms.algorithm import Algorithm, check_two_trips
 from fedcore.algorithms.check import check
 from fedcore.algorithms.fitting import for_model
+from fedcore.algorithms.local_training import LocalTraining
 from fedcore.algorithms.partly_local import PartlyLocal
 from fedcore.algorithms.settings import parse
 from fedcore.codecs.compression import Compression
@@ -27,7 +28,7 @@ from simulator.baselines.local_only import LocalOnly
 from simulator.baselines.method import LinearTraining
 from simulator.baselines.methods import METHODS
 from simulator.compressed import CompressedReports
-from simulator.configuration import SimulationConfig, with_default_settings
+from simulator.configuration import SUITED, SimulationConfig
 from simulator.datasets.sources import verified
 from simulator.engine import Engine
 from simulator.engines import Wanted
@@ -403,7 +404,10 @@ def _users(config: SimulationConfig) -> Population:
 
 def _algorithm(config: SimulationConfig) -> Algorithm:
     made = create(config.algorithm, config.settings, [module_of(config.algorithm)])
-    return with_default_settings(made, config.model, config.settings)
+    if not isinstance(made, LocalTraining) or made.client_optimizer != "sgd":
+        return made
+    suited = SUITED.get(config.model, {}).items()
+    return replace(made, **{name: value for name, value in suited if name not in config.settings})
 
 
 def _computing(config: SimulationConfig) -> Computing:

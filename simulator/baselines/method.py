@@ -88,11 +88,6 @@ Order = Callable[[int, int, int], NDArray[np.int64]]
 """order(client, epoch, examples): the order in which a client visits its examples in this round, (examples,)."""
 
 
-def order_of(seed: int, number: int) -> Order:
-    """The order of round `number`."""
-    return lambda client, epoch, examples: permutation(StreamKey(seed, number, client), 0, epoch, examples)
-
-
 class Method(Protocol):
     """A distributed optimizer: pure functions, its settings as fields. All clients take part in every round."""
 
@@ -132,7 +127,10 @@ class LinearTraining:
         self.facts = Facts(method.name, settings, len(train), len(train), size)
 
     def run_round(self, number: int) -> dict[str, float]:
-        self._state = self._method.step(self._problem, self._state, order_of(self._seed, number))
+        def order(client: int, epoch: int, examples: int) -> NDArray[np.int64]:
+            return permutation(StreamKey(self._seed, number, client), 0, epoch, examples)
+
+        self._state = self._method.step(self._problem, self._state, order)
         loss = self._problem.value(self._weights)
         if not np.isfinite(loss):
             raise Diverged(

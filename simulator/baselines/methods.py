@@ -36,6 +36,18 @@ from simulator.baselines.method import Array, LinearProblem, Method, Order, sigm
 HALVINGS = 50
 
 
+class _OfWeights:
+    """A method whose state is the weights (D, C), which start at 0."""
+
+    __slots__ = ()
+
+    def init(self, problem: LinearProblem) -> Array:
+        return np.zeros((problem.features.shape[1], problem.targets.shape[1]))
+
+    def weights(self, problem: LinearProblem, state: Array) -> Array:
+        return state
+
+
 @dataclass(frozen=True, slots=True)
 class CocoaPlus:
     """One exchange a round: d up, d down. State: the duals of all examples (N, C).
@@ -108,7 +120,7 @@ NEWTON_STEPS, ACCURACY = 100, 1e-14
 
 
 @dataclass(frozen=True, slots=True)
-class Dane:
+class Dane(_OfWeights):
     """Two exchanges a round: d up and d down for each. State: the weights (D, C).
 
     l2: weight of the regularisation, a part of the problem.
@@ -121,12 +133,6 @@ class Dane:
     l2: float = positive(1e-3)
     eta: float = positive(1.0)
     mu: float = nonnegative(1.0)
-
-    def init(self, problem: LinearProblem) -> Array:
-        return np.zeros((problem.features.shape[1], problem.targets.shape[1]))
-
-    def weights(self, problem: LinearProblem, state: Array) -> Array:
-        return state
 
     def step(self, problem: LinearProblem, state: Array, order: Order) -> Array:
         common_DC = problem.gradient(state)
@@ -180,7 +186,7 @@ Visits = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
-class SparseFsvrg:
+class SparseFsvrg(_OfWeights):
     """Two exchanges a round: d up and d down for each, and the frequencies of features once. State: the weights (D, C).
 
     l2: weight of the regularisation, a part of the problem.
@@ -193,12 +199,6 @@ class SparseFsvrg:
     l2: float = nonnegative(1e-3)
     lr: float = positive(1.0)
     scaled: bool = flag(True)
-
-    def init(self, problem: LinearProblem) -> Array:
-        return np.zeros((problem.features.shape[1], problem.targets.shape[1]))
-
-    def weights(self, problem: LinearProblem, state: Array) -> Array:
-        return state
 
     def step(self, problem: LinearProblem, state: Array, order: Order) -> Array:
         common_DC, moved_DC = problem.gradient(state), np.zeros_like(state)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
@@ -92,11 +92,9 @@ class RoundSums:
         """
         factor_K = weight_K if clip is None or not self._bounded else weight_K * _within(report_K, clip)
         held_K = {name: self._clamped(name, value) for name, value in report_K.items()}
+        whole = _Group(held_K, metrics_K, kept_K, weight_K, factor_K)
         rows = [slice(start, start + SUMMED_TOGETHER) for start in range(0, len(weight_K), SUMMED_TOGETHER)]
-        groups = [
-            _Group(_rows(held_K, few), _rows(metrics_K, few), _rows(kept_K, few), weight_K[few], factor_K[few])
-            for few in rows
-        ]
+        groups = [whole.only(few) for few in rows]
         if self.layout.ranges:  # whole numbers, of which float32 would round the sum
             groups = [group.double() for group in groups]
         sums = [self._sum(group) for group in groups]
@@ -143,7 +141,7 @@ class RoundSums:
         counting = group
         if not finite:
             finite_K = _finite(group)
-            whole = group.only(finite_K)
+            whole = group.only(finite_K).double()
             sums, counting = self._sum(whole), group if self._bounded else whole
         self._summed += sums
         self.weight += counting.weight.sum(dtype=torch.float64)
@@ -162,19 +160,16 @@ class _Group(NamedTuple):
 
     def double(self) -> _Group:
         """The same in float64."""
-        report, metrics, kept = (
-            {name: value.double() for name, value in vectors.items()}
-            for vectors in (self.report, self.metrics, self.kept)
-        )
-        return _Group(report, metrics, kept, self.weight.double(), self.factor.double())
+        return self._each(Tensor.double)
 
-    def only(self, finite_K: Tensor) -> _Group:
-        """The clients that are finite, in float64."""
-        report, metrics, kept = (
-            {name: value[finite_K] for name, value in vectors.items()}
-            for vectors in (self.report, self.metrics, self.kept)
-        )
-        return _Group(report, metrics, kept, self.weight[finite_K], self.factor[finite_K]).double()
+    def only(self, rows: slice | Tensor) -> _Group:
+        """These of the clients."""
+        return self._each(lambda values: values[rows])
+
+    def _each(self, change: Callable[[Tensor], Tensor]) -> _Group:
+        vectors = (self.report, self.metrics, self.kept)
+        report, metrics, kept = ({name: change(value) for name, value in part.items()} for part in vectors)
+        return _Group(report, metrics, kept, change(self.weight), change(self.factor))
 
 
 def _within(report_K: Report, clip: Tensor) -> Tensor:
@@ -196,10 +191,6 @@ def _finite(group: _Group) -> Tensor:
     weighted = (value * group.weight[:, None] for value in group.report.values())
     everything = (*weighted, *group.metrics.values(), *group.kept.values())
     return torch.stack([torch.isfinite(value).all(-1) for value in everything]).all(0)
-
-
-def _rows(vectors_K: Mapping[str, Tensor], rows: slice) -> dict[str, Tensor]:
-    return {name: value[rows] for name, value in vectors_K.items()}
 
 
 # The approximate number of blocks of a cohort on the CPU.
@@ -229,14 +220,9 @@ def blocks(clients: Sequence[Client], at_once: int) -> list[Sequence[Client]]:
 
     Each block has its own sums, which are added in order, so that rounding does not depend on where a block is trained.
     """
-    size = block_size(len(clients), at_once)
+    groups = -(-len(clients) // min(at_once, len(clients)))
+    size = at_once * -(-groups // BLOCKS)
     return [clients[start : start + size] for start in range(0, len(clients), size)]
-
-
-def block_size(cohort: int, at_once: int) -> int:
-    """The number of clients in a full block."""
-    groups = -(-cohort // min(at_once, cohort))
-    return at_once * -(-groups // BLOCKS)
 
 
 def dealt(clients: Sequence[Client], hands: int) -> list[Sequence[Client]]:

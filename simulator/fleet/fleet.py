@@ -290,7 +290,8 @@ class Fleet:
         window = _retry_window(session.outcome)
         device.awake = False
         device.wakes_at = time.monotonic() + self._random.uniform(window.min_s, window.max_s)
-        device.refused = _is_final(session.outcome)
+        # An emulated device gets no new examples, so too few stay too few.
+        device.refused = session.outcome.retryable == "permanent" or session.outcome.reason == "not-eligible"
         self._done = self._done or session.outcome.reason == "no-task"
         return session
 
@@ -329,11 +330,6 @@ def _check(what: str, names: list[str], choices: tuple[str, ...]) -> None:
         raise ProfileError(
             f"no {what} is called {', '.join(map(repr, unknown))}; {offered(', '.join(unknown), choices)}"
         )
-
-
-def _is_final(outcome: Outcome) -> bool:
-    # An emulated device gets no new examples, so too few stay too few.
-    return outcome.retryable == "permanent" or outcome.reason == "not-eligible"
 
 
 def _retry_window(outcome: Outcome) -> RetryWindow:

@@ -76,6 +76,16 @@ def in_order(
         yield done.pop(wanted)
 
 
+class Answer(msgspec.Struct, frozen=True):
+    """The result of a computation, as JSON, or why there is none."""
+
+    value: msgspec.Raw = msgspec.Raw(b"null")
+    failure: Failure | None = None
+
+
+_ANSWER = decoder(Answer)
+
+
 # <linux/prctl.h>: the signal that a process gets when the thread that started it ends.
 PR_SET_PDEATHSIG = 1
 
@@ -97,10 +107,10 @@ class Forked:
         except OSError as error:
             raise self._ended() from error
 
-    def receive(self) -> bytes:
-        """Wait for a message from it. Raises ProcessDied when it is no more."""
+    def answer(self) -> Answer:
+        """Wait for its answer. Raises ProcessDied when it is no more."""
         try:
-            return self.pipe.recv_bytes()
+            return _ANSWER.decode(self.pipe.recv_bytes())
         except (OSError, EOFError) as error:
             raise self._ended() from error
 
@@ -116,16 +126,6 @@ class Forked:
         killed = code == -signal.SIGKILL
         hint = "; this usually means that the memory was full, which fewer --processes need less of" if killed else ""
         return ProcessDied(f"a process of the engine ended with exit code {code}{hint}")
-
-
-class _Result(msgspec.Struct, frozen=True):
-    """The result of a computation, as JSON, or why there is none."""
-
-    value: msgspec.Raw = msgspec.Raw(b"null")
-    failure: Failure | None = None
-
-
-_RESULT = decoder(_Result)
 
 
 def with_kept(
@@ -176,7 +176,7 @@ def ended_each(
 def _end(process: Forked, read: msgspec.json.Decoder[T]) -> T | EngineError | ExportError | ProcessDied:
     """What a process that answered gave, or why it gave nothing."""
     try:
-        result = _RESULT.decode(process.receive())
+        result = process.answer()
     except ProcessDied as died:
         return died
     return read.decode(result.value) if result.failure is None else result.failure.raised()
@@ -185,9 +185,9 @@ def _end(process: Forked, read: msgspec.json.Decoder[T]) -> T | EngineError | Ex
 def _answer(compute: Callable[[], object], pipe: Connection) -> None:
     keep_freed_memory()
     try:
-        result = _Result(msgspec.Raw(msgspec.json.encode(compute())))
+        result = Answer(msgspec.Raw(msgspec.json.encode(compute())))
     except Exception as error:  # whatever the user's own code raises
-        result = _Result(failure=Failure.of(error))
+        result = Answer(failure=Failure.of(error))
     pipe.send_bytes(msgspec.json.encode(result))
 
 

@@ -26,7 +26,7 @@ from fedcore.plan import in_turn
 from simulator.client_states import shared_zeros
 from simulator.engines.memory import keep_freed_memory
 from simulator.engines.sums import Client, ClientTrainer, RoundSums, SumsLayout
-from simulator.engines.workers.forked import AHEAD, Failure, Forked, in_order
+from simulator.engines.workers.forked import AHEAD, Answer, Failure, Forked, in_order
 
 CPU_QUOTA = Path("/sys/fs/cgroup/cpu.max")
 Blocks = Sequence[Sequence[Client]]
@@ -64,13 +64,7 @@ class _Order(msgspec.Struct, frozen=True):
     clients: list[Client]
 
 
-class _Answer(msgspec.Struct, frozen=True):
-    """The answer to an order: the sums are in their place, or why they are not."""
-
-    failure: Failure | None = None
-
-
-_ORDER, _ANSWER = decoder(_Order), decoder(_Answer)
+_ORDER = decoder(_Order)
 
 
 class _Shared:
@@ -131,7 +125,7 @@ class Processes:
 
         def start(block: int) -> None:
             worker = idle.popleft()
-            worker.start(_Order(number, block % self._places, list(blocks[block])))
+            worker.send(msgspec.json.encode(_Order(number, block % self._places, list(blocks[block]))))
             busy[worker] = block
 
         def ended() -> Iterator[tuple[int, Tensor]]:
@@ -151,15 +145,10 @@ class _Worker(Forked):
     def __init__(self, make: Callable[[], ClientTrainer], shared: _Shared) -> None:
         super().__init__(functools.partial(_work, make, shared))
 
-    def start(self, order: _Order) -> None:
-        """Give it something to do. Raises ProcessDied when it is no more."""
-        self.send(msgspec.json.encode(order))
-
     def finish(self) -> None:
         """Take its answer. Raises EngineError or ExportError when it could not do it, and ProcessDied."""
-        answer = _ANSWER.decode(self.receive())
-        if answer.failure is not None:
-            raise answer.failure.raised()
+        if (failure := self.answer().failure) is not None:
+            raise failure.raised()
 
 
 def _work(make: Callable[[], ClientTrainer], shared: _Shared, pipe: Connection) -> None:
@@ -176,9 +165,9 @@ def _work(make: Callable[[], ClientTrainer], shared: _Shared, pipe: Connection) 
             layout = in_turn(shared.layouts, order.number)
             sums = RoundSums(layout, shared.part(order.number, order.place))
             trainer.train(order.number, shared.received(order.number), order.clients, sums)
-            answer = _Answer()
+            answer = Answer()  # the sums are in their place
         except Exception as error:  # whatever the user's own code raises
-            answer = _Answer(Failure.of(error))
+            answer = Answer(failure=Failure.of(error))
         pipe.send_bytes(msgspec.json.encode(answer))
 
 
