@@ -1,4 +1,14 @@
-"""A simulation from start to finish: held-out users, cohorts, rounds, a learning curve; federated, or a baseline."""
+"""A simulation from start to finish: held-out users, cohorts, rounds, a learning curve; federated, or a baseline.
+
+From a configuration to one round:
+
+    SimulationConfig            checks its settings, alone and together
+    training_of                 users, model, algorithm, cohorts, what happens to sums, and the engine that trains
+    EngineTraining.run_round    draws the cohort
+    Engine.run_round            trains it, collects its reports, and takes the server's step
+    CompressedReports.collect   the mean report: exact, encoded, or of reports that are rounded or masked one by one
+    PrivateSums.mean            the noise, if the rounds are private
+"""
 
 from __future__ import annotations
 
