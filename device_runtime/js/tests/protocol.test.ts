@@ -1,14 +1,20 @@
-/** A call over real HTTP: what it may take depends on what still moves, and what left counts. */
+/** Calls over real HTTP and what is made of them: what they may take, holds on assignments, and enrolment. */
 
 import { createServer, type RequestListener, type Server } from "node:http";
 import type { AddressInfo } from "node:net";
 import { setTimeout as sleep } from "node:timers/promises";
 import { gzipSync } from "node:zlib";
-import { afterEach, expect, test } from "vitest";
+import { afterEach, expect, test, vi } from "vitest";
+import { base64 } from "../src/core/bytes.ts";
 import { platformRandom, signingKey } from "../src/core/cryptography.ts";
-import { BadAnswer, Unreachable } from "../src/core/errors.ts";
-import type { Platform } from "../src/core/platform.ts";
-import { type Call, send } from "../src/core/protocol/call.ts";
+import { BadAnswer, PolicyForbids, Refused, Unreachable } from "../src/core/errors.ts";
+import { policyOf } from "../src/core/permission/policy.ts";
+import { keptSigningKey, type Platform } from "../src/core/platform.ts";
+import { type Call, keyText, send } from "../src/core/protocol/call.ts";
+import { deviceKeys, Enrolments } from "../src/core/protocol/enrolment.ts";
+import { Hold, Transport } from "../src/core/protocol/transport.ts";
+import type { Assignment } from "../src/core/wire/messages.ts";
+import { MemoryStore } from "./memory-store.ts";
 
 const platform = { fetch, random: platformRandom } as unknown as Platform;
 let server: Server | null = null;
@@ -104,3 +110,58 @@ async function ask(call: Call, listener: RequestListener, path = "") {
   const moved = { up: 0, down: 0 };
   return [send(platform, base, call, signer, 1, moved), moved] as const;
 }
+
+test.each(["no-longer-needed", "too-stale"])("work stops once the coordinator says %s", async (reason) => {
+  const refused = new Refused(410, reason, "", { retry: null, afterS: 0, theirTime: null });
+  const transport = { spokeAt: -Infinity, hold: () => Promise.reject(refused) } as unknown as Transport;
+  let now = 0;
+  const sleep = async (seconds: number) => {
+    now += seconds;
+  };
+  const platform = { now: () => now, sleep } as unknown as Platform;
+  const hold = new Hold(platform, transport, { assignment: "a", lost_after_s: 5 } as Assignment);
+  await vi.waitFor(() => expect(() => hold.check()).toThrow(refused));
+  hold.end();
+});
+
+test("a hold is opened again soon though the clock is set back", async () => {
+  const [held, slept] = [[] as number[], [] as number[]];
+  let now = 1e9;
+  const open = async () => {
+    now -= 1e8;
+    held.push(now);
+  };
+  const transport = { spokeAt: now, hold: open } as unknown as Transport;
+  const sleep = async (seconds: number) => {
+    slept.push(seconds);
+    now += seconds;
+    if (slept.length >= 5) await new Promise(() => {}); // this is enough
+  };
+  const platform = { now: () => now, sleep } as unknown as Platform;
+  const hold = new Hold(platform, transport, { assignment: "a", lost_after_s: 5 } as Assignment);
+  await vi.waitFor(() => expect(slept).toHaveLength(5));
+  hold.end();
+  expect(Math.max(...slept)).toBeLessThanOrEqual(1);
+  expect(held).toHaveLength(4);
+});
+
+test("an authority without TLS is not asked where the policy demands TLS", async () => {
+  const asked: string[] = [];
+  const refuse = async (url: URL) => {
+    asked.push(url.href);
+    throw new Error("no network");
+  };
+  const store = new MemoryStore();
+  const given = { store, random: platformRandom, now: () => 1, fetch: refuse };
+  const platform = { ...given, signingKey: (name: string) => keptSigningKey(store, name) } as unknown as Platform;
+  const coordinator = new URL("https://fl.example");
+  const [key, authority] = [keyText((await deviceKeys(platform)).device.public), base64(new Uint8Array(32))];
+  const shown = { key: authority, url: "http://authority.example" };
+  const enrolment = { key, device: "d-0", known: true, parties: { server: authority, authority }, shown };
+  await store.write({ [`enrolment:${coordinator.href}`]: JSON.stringify(enrolment) });
+  const place = { coordinator, population: "p", policy: policyOf({ require_https: true }) };
+  const transport = new Transport(platform, coordinator);
+  const enrolments = await Enrolments.of(platform, place, transport);
+  await expect(enrolments.credential()).rejects.toThrow(PolicyForbids);
+  expect(asked).toEqual([]);
+});
