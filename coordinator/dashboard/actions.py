@@ -12,7 +12,6 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from coordinator.api.openapi import BYTES
-from coordinator.api.service import Service
 from coordinator.api.tokens import authenticate
 from coordinator.dashboard import rendering
 from coordinator.errors import BadToken, ForgedForm, RoleLacking, UnknownRound
@@ -31,13 +30,8 @@ Fields: TypeAlias = Annotated[dict[str, str], Depends(_form)]
 """The fields of a short form."""
 
 
-class Actions:
+class Actions(rendering.Endpoints):
     """What forms do. Each asks for the CSRF token of the session, and those that change tasks for an operator."""
-
-    def __init__(self, service: Service, sessions: rendering.WebSessions, renderer: rendering.Renderer) -> None:
-        self._store = service.store
-        self._sessions = sessions
-        self._renderer = renderer
 
     def login(self, request: Request, fields: Fields) -> Response:
         """Begin a session for the token in the form."""
@@ -68,18 +62,11 @@ class Actions:
 
     def change(self, request: Request, task: str, verb: str, fields: Fields) -> Response:
         """Pause, resume, cancel or roll back a task."""
-        visitor = self._sessions.visitor(request)
-        if visitor.token is None:
-            return self._renderer.login(request, visitor)
-        try:
-            self._sessions.check_form(visitor, fields)
-            visitor.token.demand(Role.OPERATOR)
-            self._act(verb, fields)(task, visitor.token.signature)
-        except rendering.SHOWN as error:
-            return self._renderer.problem(
-                request, visitor, rendering.status_of(error), str(error), rendering.page_of(task)
-            )
-        return rendering.redirect(rendering.page_of(task))
+
+        def act(_: rendering.Visitor, by: str) -> None:
+            self._act(verb, fields)(task, by)
+
+        return self._operate(request, fields, rendering.page_of(task), act)
 
     def _act(self, verb: str, fields: dict[str, str]) -> Act:
         """What a verb does to a task, for somebody. Raises UnknownRound."""
@@ -103,12 +90,8 @@ def _round_number(text: str) -> int:
 _JSON = "application/json"
 
 
-class Downloads:
+class Downloads(rendering.Endpoints):
     """Files of a task, for those who may view pages. Errors are those of the admin API."""
-
-    def __init__(self, service: Service, sessions: rendering.WebSessions) -> None:
-        self._store = service.store
-        self._sessions = sessions
 
     def model(self, request: Request, task: str, round: rendering.Number | None = None) -> Response:
         """The model after a committed round, by default the last; the audit log says who read it."""

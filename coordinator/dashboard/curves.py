@@ -11,7 +11,8 @@ from coordinator.rules.kinds import TaskAnswer, kind_of
 from coordinator.store.records.records import Records
 
 WIDTH, HEIGHT = 360, 200
-_LEFT, _RIGHT, _TOP, _BOTTOM = 48, 10, 10, 34
+LEFT, RIGHT, TOP, BOTTOM = 48, WIDTH - 10, 10, HEIGHT - 34
+"""The edges of what is drawn in."""
 _MOST_POINTS = 160
 _TICKS = 4
 _UNITS = {"accuracy": "share of examples", "loss": "mean per example"}
@@ -65,7 +66,7 @@ class Chart:
     low: float
     high: float
 
-    left, right, top, bottom = _LEFT, WIDTH - _RIGHT, _TOP, HEIGHT - _BOTTOM
+    left, right, top, bottom = LEFT, RIGHT, TOP, BOTTOM
 
 
 class Scale(NamedTuple):
@@ -125,8 +126,8 @@ def chart(
     if not kept:
         return None
     ats, values = ([pair[part] for pairs in kept.values() for pair in pairs] for part in (0, 1))
-    across = Scale(min(ats), max(ats), _LEFT, WIDTH - _RIGHT, least=1.0 if whole else 0.0)
-    up = Scale(min(values), max(values), HEIGHT - _BOTTOM, _TOP, log)
+    across = Scale(min(ats), max(ats), LEFT, RIGHT, least=1.0 if whole else 0.0)
+    up = Scale(min(values), max(values), BOTTOM, TOP, log)
     lines = (
         Line(label, tuple(Point(across.place(at), up.place(value), at, value) for at, value in pairs))
         for label, pairs in kept.items()
@@ -154,8 +155,6 @@ def _round_step(step: float) -> float:
     return next(power * factor for factor in (1, 2, 5, 10) if power * factor >= step * (1 - 1e-9))
 
 
-LEFT, RIGHT, TOP, BOTTOM = Chart.left, Chart.right, Chart.top, Chart.bottom
-"""The edges of what is drawn in, those of curves."""
 _MOST_PICTURES = 4
 _MOST_BARS = 24
 """More groups of numbers are drawn as a line."""

@@ -10,13 +10,12 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
-from coordinator.api.service import Service
 from coordinator.dashboard.actions import Fields
 from coordinator.dashboard.curves import Chart, chart, charts
-from coordinator.dashboard.rendering import SHOWN, Renderer, Visitor, WebSessions, model_page_of, redirect, status_of
+from coordinator.dashboard.rendering import Endpoints, Visitor, model_page_of
 from coordinator.dashboard.views import evaluated
 from coordinator.errors import InvalidModel, UnknownModel
-from coordinator.rules.entities import Role, Task
+from coordinator.rules.entities import Task
 from coordinator.rules.evaluated import Figures, figures_of
 from coordinator.rules.roll_outs import Gate, Model, ModelCount, ModelVersion, RollOut, check_share, earlier, share_of
 from coordinator.store.models import COUNTED_DAYS, model_of, versions_of
@@ -145,13 +144,8 @@ def _origin(records: Records, statement: ModelRelease) -> Origin | None:
 _VERBS = ("promote", "roll-back")
 
 
-class ModelForms:
+class ModelForms(Endpoints):
     """The endpoints of the forms."""
-
-    def __init__(self, service: Service, sessions: WebSessions, renderer: Renderer) -> None:
-        self._store = service.store
-        self._sessions = sessions
-        self._renderer = renderer
 
     def ask(self, request: Request, population: str, name: str, verb: str) -> Response:
         """Ask for the version and the share that devices are to be given."""
@@ -162,19 +156,13 @@ class ModelForms:
 
     def act(self, request: Request, population: str, name: str, verb: str, fields: Fields) -> Response:
         """Promote a version or roll back, or show the form again with what is wrong beside its field."""
-        visitor, asked = self._sessions.visitor(request), (population, name, verb)
-        if visitor.token is None:
-            return self._renderer.login(request, visitor)
-        try:
-            self._sessions.check_form(visitor, fields)
-            visitor.token.demand(Role.OPERATOR)
-            if wrong := self._act(asked, fields, visitor.token.signature):
-                return self._show(request, visitor, asked, fields, wrong)
-        except SHOWN as error:
-            return self._renderer.problem(
-                request, visitor, status_of(error), str(error), model_page_of(population, name)
-            )
-        return redirect(model_page_of(population, name))
+        asked = population, name, verb
+
+        def act(visitor: Visitor, by: str) -> Response | None:
+            wrong = self._act(asked, fields, by)
+            return self._show(request, visitor, asked, fields, wrong) if wrong else None
+
+        return self._operate(request, fields, model_page_of(population, name), act)
 
     def _act(self, asked: tuple[str, str, str], fields: Fields, by: str) -> dict[str, str]:
         """Do what a form asks for. The answer is what was wrong with which field; nothing was done then."""

@@ -16,7 +16,6 @@ from starlette.responses import Response
 
 from coordinator.api.admin.routes import create_task
 from coordinator.api.http import read_hashed
-from coordinator.api.service import Service
 from coordinator.dashboard import rendering
 from coordinator.errors import BadToken, InvalidTask, TooLarge, UnknownBlob, UnknownTask
 from coordinator.operations import NewTask
@@ -148,13 +147,8 @@ _MANIFEST, _RELEASE = decoder(Manifest), decoder(Signed)
 _CSRF_HEADER = "X-CSRF-Token"
 
 
-class NewTaskForm:
+class NewTaskForm(rendering.Endpoints):
     """The endpoints of the form."""
-
-    def __init__(self, service: Service, sessions: rendering.WebSessions, renderer: rendering.Renderer) -> None:
-        self._service = service
-        self._sessions = sessions
-        self._renderer = renderer
 
     def form(self, request: Request, clone: str = "") -> Response:
         """The form, with every setting, its meaning and its default. clone: a task whose values fill it in."""
@@ -175,7 +169,7 @@ class NewTaskForm:
         data, digest = await read_hashed(request, self._service.settings.upload_limit_bytes)
         if digest.hex() != sha256:
             raise WrongBody(f"{sha256[:12]}… is not the SHA-256 of that file: the bundle is damaged")
-        await run_in_threadpool(self._service.store.blobs.put, data)
+        await run_in_threadpool(self._store.blobs.put, data)
         return Response(status_code=204, headers=rendering.HEADERS)
 
     async def create(self, request: Request) -> Response:
@@ -206,7 +200,7 @@ class NewTaskForm:
 
     def _fields_of(self, task_id: str) -> dict[str, str]:
         """The fields of the form with which a task like this one is created."""
-        store = self._service.store
+        store = self._store
         task = store.task(task_id)
         fields = {
             "clone": task_id,
@@ -219,7 +213,7 @@ class NewTaskForm:
 
     def _evaluated(self, new: NewTask, clone: str | None) -> NewTask:
         """A task with what it evaluates, and how its models are: as of the task that it clones, on the same bundle."""
-        store = self._service.store
+        store = self._store
         if not clone or new.manifest != store.manifest(clone):
             return new
         task = store.task(clone)

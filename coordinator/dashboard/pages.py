@@ -30,7 +30,7 @@ from coordinator.dashboard.curves import comparison
 from coordinator.dashboard.models import model_page, models_page
 from coordinator.dashboard.new_task import told_apart, values
 from coordinator.dashboard.questions import asked_part
-from coordinator.dashboard.rendering import HEADERS, Number, Renderer, RowId, Visitor, WebSessions
+from coordinator.dashboard.rendering import HEADERS, Endpoints, Number, Renderer, RowId, Visitor, WebSessions
 from coordinator.errors import Unavailable, UnknownBlob, UnknownModel, UnknownPopulation, UnknownRound, UnknownTask
 from coordinator.operations import PREFIX
 from coordinator.rules.audit import Action
@@ -54,13 +54,11 @@ one of a greater id, which was taken for the last."""
 _MOST_STREAMS = 100
 
 
-class Streams:
+class Streams(Endpoints):
     """The streams of open pages."""
 
     def __init__(self, service: Service, sessions: WebSessions, renderer: Renderer) -> None:
-        self._service = service
-        self._sessions = sessions
-        self._renderer = renderer
+        super().__init__(service, sessions, renderer)
         self._open = ConnectionLimit(_MOST_STREAMS)
         self._turns = asyncio.Semaphore(DRAWN_AT_ONCE)
 
@@ -92,7 +90,7 @@ class Streams:
 
     def _fragment(self, template: str, look: Look, visitor: Visitor, last: object) -> tuple[object, str]:
         waiting = self._service.metrics.registry.get_sample_value("muster_sessions_waiting")
-        with self._service.store.database.reading() as records:
+        with self._store.database.reading() as records:
             version = (records.overview.version(), records.observations.version(), waiting)
             if version == last:
                 return version, ""
@@ -219,14 +217,11 @@ _STATIC = {
 }
 
 
-class Pages:
+class Pages(Endpoints):
     """The endpoints of the pages. Without a good token only the login is shown."""
 
     def __init__(self, service: Service, sessions: WebSessions, renderer: Renderer, streams: Streams) -> None:
-        self._service = service
-        self._store = service.store
-        self._sessions = sessions
-        self._renderer = renderer
+        super().__init__(service, sessions, renderer)
         self._streams = streams
         self._looked: dict[tuple[str, str], float] = {}
 
@@ -243,8 +238,10 @@ class Pages:
         """One task: its round, its funnel, its learning curves, its history."""
         page = self._page(request, "task.html", partial(self._task, task, scale))
         token = self._sessions.visitor(request).token
-        if token is not None and page.status_code == 200 and self._asks(task) and self._is_news(token.id, task):
-            self._store.note_read(token.signature, Action.ANSWER_READ, task)
+        if token is not None and page.status_code == 200:
+            asks = kind_of(self._store.task(task).algorithm.name) == "question"
+            if asks and self._is_news(token.id, task):
+                self._store.note_read(token.signature, Action.ANSWER_READ, task)
         return page
 
     def _is_news(self, token: str, task: str) -> bool:
@@ -252,9 +249,6 @@ class Pages:
         now = time.monotonic()
         self._looked = {look: at for look, at in self._looked.items() if now < at + _LOOK_S}
         return self._looked.setdefault((token, task), now) == now
-
-    def _asks(self, task: str) -> bool:
-        return kind_of(self._store.task(task).algorithm.name) == "question"
 
     async def task_events(self, request: Request, task: str, scale: str = "") -> AsyncIterator[ServerSentEvent]:
         """A task's page, again whenever something changed."""
@@ -373,7 +367,7 @@ class Pages:
         return page | {"join": join, "budget": budget_report(self._store, records, name), "claim": CLAIM}
 
     def _task(self, task: str, scale: str, records: Records) -> dict[str, Any]:
-        page, store = views.task_page(records, task, log=scale == "log"), self._service.store
+        page, store = views.task_page(records, task, log=scale == "log"), self._store
         shown = page.line.task
         asked = asked_part(store, records, shown) if page.line.kind == "question" else None
         try:

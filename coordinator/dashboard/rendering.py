@@ -8,7 +8,7 @@ import hmac
 import re
 import secrets
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Annotated, Any, TypeAlias
@@ -275,3 +275,25 @@ async def read_fields(request: Request, limit: int) -> dict[str, str]:
         if len(data) > limit:
             raise TooLarge(f"this form is too long: at most {limit:,} bytes are read")
     return dict(parse_qsl(data.decode(errors="replace"), keep_blank_values=True))
+
+
+class Endpoints:
+    """Endpoints of the dashboard, with the sessions of visitors and the pages for them."""
+
+    def __init__(self, service: Service, sessions: WebSessions, renderer: Renderer) -> None:
+        self._service, self._store = service, service.store
+        self._sessions, self._renderer = sessions, renderer
+
+    def _operate(
+        self, request: Request, fields: Mapping[str, str], page: str, act: Callable[[Visitor, str], Response | None]
+    ) -> Response:
+        """Let an operator `act`, who is named to it, by a form: then its answer or, without one, the way to a page."""
+        visitor = self._sessions.visitor(request)
+        if visitor.token is None:
+            return self._renderer.login(request, visitor)
+        try:
+            self._sessions.check_form(visitor, fields)
+            visitor.token.demand(Role.OPERATOR)
+            return act(visitor, visitor.token.signature) or redirect(page)
+        except SHOWN as error:
+            return self._renderer.problem(request, visitor, status_of(error), str(error), page)

@@ -22,7 +22,7 @@ def dashboard_router(service: Service, access: Access) -> APIRouter:
     streams = Streams(service, sessions, renderer)
     pages, actions = Pages(service, sessions, renderer, streams), Actions(service, sessions, renderer)
     models = ModelForms(service, sessions, renderer)
-    downloads, new = Downloads(service, sessions), NewTaskForm(service, sessions, renderer)
+    downloads, new = Downloads(service, sessions, renderer), NewTaskForm(service, sessions, renderer)
     router = APIRouter(include_in_schema=False)
     stream: dict[str, Any] = {
         "response_class": EventSourceResponse,

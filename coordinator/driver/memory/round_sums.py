@@ -96,7 +96,8 @@ def make_private(
         source, noise_M = NoiseSource(secrets.token_bytes(KEY_BYTES), lineage.signer), np.zeros(size)
         sources, key = (*earlier, source), lineage.secret(_PURPOSE)
         for step, weight in inverse_row(privacy.mechanism, privacy.bands, len(sources)).items():
-            noise_M += weight * _normals(key, sources[step - 1]).standard_normal(size)
+            derived = HKDF(SHA256(), KEY_BYTES, salt=sources[step - 1].nonce, info=_PURPOSE).derive(key)
+            noise_M += weight * KeyedNormals(derived).standard_normal(size)  # of that round, the same ones again
     noise_M *= deviation
     entry = entry_of(privacy, running.number, clip, devices)
     return PrivateSum(add_noise(layout, total_L, noise_M, deviation), entry, source)
@@ -117,11 +118,6 @@ def write_row(records: Records, task: Task, private: PrivateSum) -> str | None:
         f"another round would exceed the privacy budget: ε {epsilon:.3g} of {privacy.epsilon:g} is spent, at δ "
         f"{privacy.delta:g}"
     )
-
-
-def _normals(key: bytes, source: NoiseSource) -> KeyedNormals:
-    """The normal numbers of a round, the same ones again."""
-    return KeyedNormals(HKDF(SHA256(), KEY_BYTES, salt=source.nonce, info=_PURPOSE).derive(key))
 
 
 _LINGER_S = 60.0

@@ -15,7 +15,7 @@ from coordinator.rules.budget import Counted, PopulationBudget
 from coordinator.rules.entities import LiveRound, Task, Token
 from coordinator.rules.progress import LastAttempt, Observation, TaskStatus
 from coordinator.rules.states import RoundState
-from coordinator.store.records.rows import Part, reader, task_of
+from coordinator.store.records.rows import ENDED, Part, reader, task_of
 from coordinator.store.starting import start_of
 from coordinator.store.tables import (
     ALERTS,
@@ -141,9 +141,6 @@ class AuditRecords(Part):
         return [(row.subject, Action(row.action)) for row in self._connection.execute(query.order_by(AUDIT.c.number))]
 
 
-_ENDED = [state for state in RoundState if state.ended]
-
-
 class BudgetRecords(Part):
     """The operations on budgets, and the query for what they bound."""
 
@@ -173,7 +170,7 @@ class BudgetRecords(Part):
         # Tasks first: a round that ends meanwhile is then counted twice at worst, as one to come and as one that left.
         tasks = self._all(task_of, select(TASKS).where(of_population).order_by(TASKS.c.created_at, TASKS.c.id))
         committed = func.max(case((ROUNDS.c.state == RoundState.COMMITTED, ROUNDS.c.number), else_=0))
-        live = func.max(case((ROUNDS.c.state.in_(_ENDED), 0), else_=1))
+        live = func.max(case((ROUNDS.c.state.in_(ENDED), 0), else_=1))
         query = select(ROUNDS.c.task, committed, live).join(TASKS).where(of_population).group_by(ROUNDS.c.task)
         rounds = {task: (number, bool(runs)) for task, number, runs in self._connection.execute(query)}
         query = (

@@ -11,7 +11,7 @@ from sqlalchemy import String, case, cast, func, or_, select, true
 from coordinator.errors import UnknownRound
 from coordinator.rules.entities import LiveRound, Measured, RoundRecord, Task
 from coordinator.rules.states import AssignmentState, RoundState, TaskState
-from coordinator.store.records.rows import ROUND_ROWS, Part, reader, round_of, task_of
+from coordinator.store.records.rows import ENDED, ROUND_ROWS, Part, reader, round_of, task_of
 from coordinator.store.tables import ASSIGNMENTS, POPULATIONS, REPORTS, ROUNDS, TASKS, TRANSITIONS
 
 PAGE = 50
@@ -20,7 +20,6 @@ SORTED_BY = ("newest", "name")
 _PACE_ROUNDS = 9
 """Rounds before the last one that its pace is made of."""
 _live = reader(LiveRound, seconds=None, abort_reasons={})
-_ENDED = [state for state in RoundState if state.ended]
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +126,7 @@ class OverviewRecords(Part):
         )
         query = (
             select(ROUNDS, entered)
-            .where(ROUNDS.c.task.in_(tasks) & ROUNDS.c.state.not_in(_ENDED))
+            .where(ROUNDS.c.task.in_(tasks) & ROUNDS.c.state.not_in(ENDED))
             .order_by(ROUNDS.c.task, ROUNDS.c.id)
         )
         return self._all(_live, query)
@@ -138,7 +137,7 @@ class OverviewRecords(Part):
         names = ("assigned", "reported", "aborted", "lost", "expired", "stale")
         sums = [func.sum(ROUNDS.c[name]) for name in names]
         going_on = func.sum(ROUNDS.c.handed_on - ROUNDS.c.taken_over)
-        ended = (ROUNDS.c.task == task_id) & ROUNDS.c.state.in_(_ENDED)
+        ended = (ROUNDS.c.task == task_id) & ROUNDS.c.state.in_(ENDED)
         query = select(counted, *sums, going_on, func.count()).where(ended).group_by(counted)
         added = [0] * 9
         for committed, *counts, rounds in self._connection.execute(query):
@@ -167,7 +166,7 @@ class OverviewRecords(Part):
 
     def latest(self, task_id: str, most: int, before: int | None = None) -> list[RoundRecord]:
         """The newest attempts of a task that ended, newest first; those with row ids below `before`."""
-        ended = (ROUNDS.c.task == task_id) & ROUNDS.c.state.in_(_ENDED)
+        ended = (ROUNDS.c.task == task_id) & ROUNDS.c.state.in_(ENDED)
         if before is not None:
             ended &= ROUNDS.c.id < before
         return self._all(round_of, ROUND_ROWS.where(ended).order_by(ROUNDS.c.id.desc()).limit(most))
@@ -212,7 +211,7 @@ class OverviewRecords(Part):
 
     def abort_reasons(self, task_id: str) -> dict[str, int]:
         """Aborted assignments of the rounds of a task that ended, by reason, most first; as far as they are kept."""
-        rounds = select(ROUNDS.c.id).where((ROUNDS.c.task == task_id) & ROUNDS.c.state.in_(_ENDED))
+        rounds = select(ROUNDS.c.id).where((ROUNDS.c.task == task_id) & ROUNDS.c.state.in_(ENDED))
         given_up = ASSIGNMENTS.c.round.in_(rounds) & (ASSIGNMENTS.c.state == AssignmentState.ABORTED)
         count = func.count()
         query = select(ASSIGNMENTS.c.reason, count).where(given_up).group_by(ASSIGNMENTS.c.reason)

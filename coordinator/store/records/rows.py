@@ -14,6 +14,7 @@ from sqlalchemy.engine import Connection
 
 from coordinator.errors import InvalidTask, UnusableStore
 from coordinator.rules.entities import RoundRecord, Task
+from coordinator.rules.states import RoundState
 from coordinator.rules.task_settings import TaskSettings
 from coordinator.store.tables import ROUNDS
 from fedcore.decoding import converter
@@ -102,6 +103,7 @@ def _columns(row: Row[Any]) -> dict[str, Any]:
 ROUND_ROWS = select(ROUNDS, (ROUNDS.c.ended_at - ROUNDS.c.opened_at).label("seconds"))
 """Attempts, as `round_of` reads them, without the reasons of their aborts."""
 round_of = reader(RoundRecord, abort_reasons={})
+ENDED = [state for state in RoundState if state.ended]
 COUNTS = ("assigned", "reported", "aborted", "lost", "expired", "stale", "taken_over", "handed_on")
 """Of a round's assignments, as its value and its row have them; once it is over, the rest were not needed."""
 _NEWER = "a newer version may have written them: upgrade this coordinator. Nothing was changed"
