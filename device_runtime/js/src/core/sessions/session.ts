@@ -6,7 +6,14 @@
 import { plain, visible } from "../bytes.ts";
 import * as errors from "../errors.ts";
 import { keptBlobs, statedVersions } from "../kept/models.ts";
-import * as kepts from "../kept/sessions.ts";
+import {
+  AssignmentKeeper,
+  failure,
+  type KeptAssignment,
+  NOTHING_YET,
+  type Outcome,
+  writeJournal,
+} from "../kept/sessions.ts";
 import { countAnswer } from "../permission/guard.ts";
 import type { Place } from "../permission/policy.ts";
 import { checkModel } from "../permission/releases.ts";
@@ -39,16 +46,16 @@ export interface SessionConfig extends Place {
   /** Once it is aborted, the session gives up at once. */
   readonly stopping?: AbortSignal;
   /** Runs a session once the platform is free. */
-  readonly inTurn?: (session: () => Promise<kepts.Outcome>) => Promise<kepts.Outcome>;
+  readonly inTurn?: (session: () => Promise<Outcome>) => Promise<Outcome>;
 }
 
 /** Run one session. Errors are in the outcome, and the coordinator is told if it was waiting. */
-export async function runSession(platform: Platform, config: SessionConfig): Promise<kepts.Outcome> {
+export async function runSession(platform: Platform, config: SessionConfig): Promise<Outcome> {
   const session = () => sessionOf(platform, config);
   return config.inTurn === undefined ? session() : config.inTurn(session);
 }
 
-async function sessionOf(platform: Platform, config: SessionConfig): Promise<kepts.Outcome> {
+async function sessionOf(platform: Platform, config: SessionConfig): Promise<Outcome> {
   const transport = new Transport(platform, config.coordinator);
   transport.stopping = config.stopping ?? transport.stopping;
   const session = new Session(platform, config, transport);
@@ -56,25 +63,25 @@ async function sessionOf(platform: Platform, config: SessionConfig): Promise<kep
     await session.run();
   } catch (error) {
     if (!(error instanceof errors.DeviceError)) throw error;
-    session.note(kepts.failure(session.cause(error)));
+    session.note(failure(session.cause(error)));
     if (error instanceof errors.PolicyForbids) session.note({ outcome: "not-now" });
   }
   // A plan and a graph contain foreign texts too, which end up in error messages.
   const detail = plain(session.outcome.detail);
   session.note({ detail, bytes_up: transport.moved.up, bytes_down: transport.moved.down });
   session.note({ told: toldOf(session.outcome, config.coordinator.origin) });
-  await kepts.writeJournal(platform.store, { at: platform.now(), ...session.outcome });
+  await writeJournal(platform.store, { at: platform.now(), ...session.outcome });
   return session.outcome;
 }
 
 /** One pass through the protocol. */
 class Session {
-  outcome: kepts.Outcome = kepts.NOTHING_YET;
+  outcome: Outcome = NOTHING_YET;
   readonly #platform: Platform;
   readonly #config: SessionConfig;
   readonly #transport: Transport;
   #visit!: Visit;
-  readonly #keeper: kepts.AssignmentKeeper;
+  readonly #keeper: AssignmentKeeper;
   #hold: Hold | null = null;
   #isTrained = false;
   /** Assignments of this session; those that an earlier one left are already counted. */
@@ -84,7 +91,7 @@ class Session {
 
   constructor(platform: Platform, config: SessionConfig, transport: Transport) {
     this.#platform = platform;
-    this.#keeper = new kepts.AssignmentKeeper(platform.store, config);
+    this.#keeper = new AssignmentKeeper(platform.store, config);
     this.#config = config;
     this.#transport = transport;
   }
@@ -94,7 +101,7 @@ class Session {
     return `${IDENTITY.token}${this.#config.coordinator.href}:${this.#config.population}`;
   }
 
-  note(facts: Partial<kepts.Outcome>): void {
+  note(facts: Partial<Outcome>): void {
     this.outcome = { ...this.outcome, ...facts };
   }
 
@@ -124,7 +131,7 @@ class Session {
   }
 
   /** Finish the assignment that a stopped device left, or give it up. */
-  async #finish(kept: kepts.KeptAssignment): Promise<void> {
+  async #finish(kept: KeptAssignment): Promise<void> {
     const { given, question } = kept;
     this.note({ question });
     await this.#visit.guard.checkKept(kept).catch(async (error: unknown) => {
@@ -144,7 +151,7 @@ class Session {
     });
   }
 
-  async #takePart(last: kepts.KeptAssignment | null): Promise<void> {
+  async #takePart(last: KeptAssignment | null): Promise<void> {
     const { examples, engine, memoryBytes } = this.#platform;
     const now = await this.#platform.conditions();
     const token = await this.#platform.store.get(this.#tokenPlace);
@@ -191,7 +198,7 @@ class Session {
   }
 
   /** Train, and keep the report. */
-  async #train(given: Assignment): Promise<[kepts.KeptAssignment, Plan]> {
+  async #train(given: Assignment): Promise<[KeptAssignment, Plan]> {
     const { guard } = this.#visit;
     const due = this.#platform.now() + given.report_within_s;
     const assigned = { given, due, phase: "assigned", report: new Uint8Array(), ...NO_WORK } as const;
@@ -245,7 +252,7 @@ class Session {
   }
 
   /** Send the stored report. It stays stored until its receipt has arrived, unless it is no longer needed. */
-  async #deliver(kept: kepts.KeptAssignment, plan: Plan): Promise<void> {
+  async #deliver(kept: KeptAssignment, plan: Plan): Promise<void> {
     const { given } = kept;
     this.note({ numbers: reportSize(plan.report) });
     if (given.secagg === null) {
@@ -272,7 +279,7 @@ class Session {
       // A report that may still arrive stays kept: the next session sends it if there is time left.
       const mayArrive = known instanceof errors.TransportError && !(known instanceof errors.Refused && known.final);
       if (!(mayArrive && this.#isTrained)) await this.#giveUp(given, this.cause(known));
-      this.note(kepts.failure(this.cause(known)));
+      this.note(failure(this.cause(known)));
       if (known instanceof errors.AssignmentError) this.note({ outcome: "aborted" });
     } finally {
       this.#hold.end();
@@ -385,7 +392,7 @@ function shownQuestion({ question }: Plan): string | null {
 }
 
 /** What became of a question that `by` asked, in words for the owner; empty where none was asked. As in Python. */
-export function toldOf({ outcome, reason, detail, question, numbers, secure }: kepts.Outcome, by: string): string {
+export function toldOf({ outcome, reason, detail, question, numbers, secure }: Outcome, by: string): string {
   const asked = `${question}, by ${by}`;
   const why = detail.startsWith("against ") ? `it is ${detail}` : detail || reason;
   if (question === null) return "";
