@@ -237,13 +237,15 @@ class VectorisedTrainer:
         counts = [item.loop.step_count(self._sizes[client.index]) for client in clients]
         rows_SKB, mask_SKB = self._rows(index, item.loop, group, counts[0])
         rows, masks = (torch.from_numpy(array).to(self._device) for array in (rows_SKB, mask_SKB))
-        real_SK, every = mask_SKB.sum(2), self._example_steps(item.loop.batch_size)
+        real_SK, whole = mask_SKB.sum(2), item.loop.batch_size
+        # The granularity, in examples, to which batches are cut to real ones: each size has its own recording.
+        every = -(-whole // BATCH_SIZES) if self._device.type == "cpu" else whole
         for step in range(counts[0]):
             active = sum(count > step for count in counts)
             trained = padded(active, len(clients)) if self._programs.captured else active
-            size = item.loop.batch_size
+            size = whole
             if active == len(clients):  # else there would be a recording for every number of clients and every size
-                size = min(size, -(-int(real_SK[step].max()) // every) * every)
+                size = min(whole, -(-int(real_SK[step].max()) // every) * every)
             yield active, rows[step, :trained, :size], masks[step, :trained, :size]
 
     def _rows(self, index: int, loop: Loop, group: _Group, steps: int) -> tuple[NDArray[np.int64], Float32]:
@@ -263,10 +265,6 @@ class VectorisedTrainer:
                 mask_SKB[step : step + len(indices), place] = mask
                 step += len(indices)
         return rows_SKB, mask_SKB
-
-    def _example_steps(self, batch_size: int) -> int:
-        """The granularity, in examples, to which batches are cut to real ones: each size has its own recording."""
-        return -(-batch_size // BATCH_SIZES) if self._device.type == "cpu" else batch_size
 
     def _weights(self, clients: Sequence[int]) -> Tensor:
         weights = [weight_of(self._algorithm.weighting, self._sizes[client]) for client in clients]

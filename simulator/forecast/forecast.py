@@ -123,7 +123,8 @@ def _answers(config: ForecastConfig, task: TaskRounds, started: float) -> Foreca
     course, days = task.course, config.days
     rounds, never, cpu_s = course.rounds, course.took_part == 0, float(course.spent_s.sum())
     hours = np.array([one.ended // 3600 for one in rounds], np.int64)
-    by_hour = np.bincount(hours, minlength=24 * days)
+    by_hour, zone = np.bincount(hours, minlength=24 * days), task.devices.zone
+    zones = np.unique(zone).tolist() if config.trace is None else []
     return Forecast(
         devices=config.devices,
         days=days,
@@ -142,7 +143,7 @@ def _answers(config: ForecastConfig, task: TaskRounds, started: float) -> Foreca
         reports_per_s_at_peak=course.reports.peak_per_s,
         assignments=dict(course.ended),
         never_took_part=_share(never),
-        never_by_zone=_by_zone(never, task.devices.zone) if config.trace is None else {},
+        never_by_zone={f"UTC{at if at <= 12 else at - 24:+d}": _share(never[zone == at]) for at in zones},
         never_by_speed=_by_speed(never, task.devices.slow),
         phone=_phone(course, days),
         wasted=round(course.wasted_s / cpu_s, 4) if cpu_s else 0.0,
@@ -154,10 +155,6 @@ def _answers(config: ForecastConfig, task: TaskRounds, started: float) -> Foreca
 
 def _share(never: NDArray[np.bool_]) -> float:
     return round(float(np.mean(never)), 4)
-
-
-def _by_zone(never: NDArray[np.bool_], zone: NDArray[np.int8]) -> dict[str, float]:
-    return {f"UTC{one if one <= 12 else one - 24:+d}": _share(never[zone == one]) for one in np.unique(zone).tolist()}
 
 
 def _by_speed(never: NDArray[np.bool_], slow: NDArray[np.float32]) -> dict[str, float]:

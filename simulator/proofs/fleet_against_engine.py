@@ -7,7 +7,7 @@ cannot be replayed from secure rounds, where only the device knows its noise.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -68,24 +68,16 @@ def replay(engine: Engine, population: Population, cohorts: Sequence[Cohort]) ->
 def worst_difference(
     engine: Engine, population: Population, cohorts: Sequence[Cohort], fleet_params: Sequence[Float32]
 ) -> float:
-    """Replay `cohorts` on a fresh `engine`: `worst_distance` of its models from the fleet's.
+    """Replay `cohorts` on a fresh `engine`: the largest relative distance of its models from the fleet's.
 
-    fleet_params: the fleet's parameters (D,) after each of those rounds.
+    fleet_params: the fleet's parameters (D,) after each of those rounds. The distance after a round is the l2 norm of
+    the two models' difference, relative to the movement of the fleet's since the start, which is stricter than relative
+    to the model.
     """
-    start = engine.state["params"]
-    return worst_distance(start, fleet_params, (after.params for after in replay(engine, population, cohorts)))
-
-
-def worst_distance(start: Float32, these: Iterable[Float32], those: Iterable[Float32]) -> float:
-    """The largest relative distance of two trainings' models, round by round, from the same `start`.
-
-    The distance after a round is the l2 norm of the two models' difference, relative to the movement of `these` since
-    the start, which is stricter than relative to the model.
-    """
-    worst = 0.0
-    for this, that in zip(these, those, strict=True):
-        gap = float(np.linalg.norm(that.astype(np.float64) - this))
-        way = float(np.linalg.norm(this.astype(np.float64) - start))
+    start, worst = engine.state["params"], 0.0
+    for ours, after in zip(fleet_params, replay(engine, population, cohorts), strict=True):
+        gap = float(np.linalg.norm(after.params.astype(np.float64) - ours))
+        way = float(np.linalg.norm(ours.astype(np.float64) - start))
         # The first of two trips does not move the model, so the models must be equal.
         worst = max(worst, 0.0 if gap == 0 else gap / way if way else math.inf)
     return worst
