@@ -356,6 +356,7 @@ class TaskRounds:
         course.wasted_s += 0.0 if reports else spent_s
         course.moved[row] += self._config.bytes_down + (self._config.bytes_up if reports else 0)
         if reports:
+            self._unreliable.pop(row, None)
             course.took_part[row] += 1
             course.reports.add(1, at)
         self.drawing.free.append(row)

@@ -80,6 +80,17 @@ def test_device_that_took_part_rests_for_as_long_as_the_task_asks():
     assert course.took_part.max() == 1
 
 
+def test_device_that_reports_is_unreliable_no_more():
+    config = ForecastConfig(devices=500, **PATIENT)
+    twin = Twin(config)
+    (task,) = twin.tasks
+    task._unreliable = dict.fromkeys(range(500), 10**6)
+    twin.run(seconds=HALF_A_DAY_S)
+    reported = set(np.flatnonzero(task.course.took_part).tolist())
+    assert len(reported) > config.goal
+    assert [row for row in reported if task._unreliable.get(row, 0) > 10**5] == []  # unless it failed again since
+
+
 def test_buffered_rounds_take_reports_of_earlier_models():
     config = ForecastConfig(devices=500, concurrency=20, max_staleness=1, **PATIENT | {"goal": 5})
     course = Twin(config).run(seconds=HALF_A_DAY_S)
