@@ -1,15 +1,24 @@
-"""Devices that work hold their assignments, over real HTTP: they hear when they are not needed, and are missed."""
+"""Devices ask before they report, and examples that a plan holds out."""
 
 from __future__ import annotations
 
+import hashlib
 from concurrent.futures import ThreadPoolExecutor
+from itertools import count
 from time import monotonic, sleep
 
 import httpx2
 import pytest
 
-from coordinator.rules.states import AssignmentState
-from tests.coordinator.bundles import report_body
+from coordinator.errors import InvalidTask
+from coordinator.rules.entities import Regularly
+from coordinator.rules.progress import OBSTACLES
+from coordinator.rules.selection import Capabilities, DeviceHoldOut, Needs
+from coordinator.rules.states import AssignmentState, Requires
+from coordinator.rules.task_settings import TaskSettings
+from fedcore.hold_out import is_held_out
+from fedcore.wire.messages import Rejected
+from tests.coordinator.bundles import START, make_bundle, make_evaluation_bundle, report_body
 from tests.coordinator.test_api import assign, refused
 
 LONG_S = 4
@@ -86,3 +95,155 @@ def test_device_that_says_nothing_is_lost(store, register, client):
     (given,) = assign(client, "a")
     until_lost(store, task, given.slot)
     refused(hold(client, given, 0), "no-longer-needed")
+
+
+SHARE = 0.3
+ABLE = Capabilities(frozenset({"onnx"}), {"default": 10})
+
+
+def device(*, held_out, share=SHARE, population="phones"):
+    """The id of a device on one side."""
+    ids = (hashlib.sha256(str(number).encode()).hexdigest()[:32] for number in count())
+    return next(one for one in ids if is_held_out(population, one, share) == held_out)
+
+
+OUT, IN = device(held_out=True), device(held_out=False)
+
+
+@pytest.mark.parametrize(("on_held_out", "drawn", "away"), [(False, IN, OUT), (True, OUT, IN)])
+def test_a_task_runs_on_one_side_of_its_population(register, desk, on_held_out, drawn, away):
+    task = register(goal=1, hold_out_devices=SHARE, on_held_out=on_held_out)
+    rejected = desk.arrive(away)
+    assert isinstance(rejected, Rejected)
+    assert (rejected.reason, rejected.formats) == ("not-eligible", ())
+    (given,) = desk.assign(drawn)
+    assert given.task == task
+
+
+def test_a_held_out_device_is_drawn_for_other_tasks_and_not_for_this_one(store, register, desk):
+    other, apart = register(goal=2), register(goal=1, hold_out_devices=SHARE)
+    assert {offer.task for offer in desk.arrive(OUT).offers} == {other}
+    waiting = desk.wait(OUT)
+    assert {offer.task for offer in desk.arrive(IN).offers} == {other, apart}
+    assert not waiting.done()
+    assert store.rounds(apart) == []
+
+
+@pytest.mark.parametrize(("on_held_out", "away", "obstacle"), [(False, OUT, "held-out"), (True, IN, "not-held-out")])
+def test_progress_names_the_hold_out_as_the_reason(store, register, desk, on_held_out, away, obstacle):
+    task = register(goal=1, hold_out_devices=SHARE, on_held_out=on_held_out)
+    desk.turn()
+    for _ in range(3):
+        desk.arrive(away)
+    desk.pass_time(61)
+    assert store.progress_of(task).sentence.endswith(f"3 check-ins were rejected lately: 3 {OBSTACLES[obstacle]}")
+
+
+def test_a_device_on_the_other_side_is_told_no_format_and_no_rule_to_meet():
+    hold_out = DeviceHoldOut("phones", SHARE, on_held_out=False)
+    needs = Needs(frozenset({"executorch"}), "default", 5, Requires(), hold_out)
+    assert [needs.unmet_by(one, ABLE) for one in (OUT, IN)] == ["held-out", "format"]
+    assert needs.unmet_by(OUT, Capabilities(frozenset({"onnx"}), {})) == "examples"
+
+
+def test_the_population_is_the_salt_and_the_task_is_not():
+    tablets = Needs(frozenset({"onnx"}), "default", 1, hold_out=DeviceHoldOut("tablets", SHARE, on_held_out=False))
+    moved = next(
+        one
+        for one in (hashlib.sha256(str(number).encode()).hexdigest()[:32] for number in count())
+        if is_held_out("phones", one, SHARE) and not is_held_out("tablets", one, SHARE)
+    )
+    assert tablets.unmet_by(moved, ABLE) == ""
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"hold_out_devices": 1}, "hold_out_devices must be a number, at least 0 and below 1, not 1"),
+        ({"hold_out_devices": -0.1}, "hold_out_devices must be a number, at least 0 and below 1, not -0.1"),
+        ({"hold_out_devices": float("nan")}, "hold_out_devices must be a number, at least 0 and below 1, not nan"),
+        ({"on_held_out": True}, "on_held_out must be false without hold_out_devices: no device is held out, not True"),
+    ],
+)
+def test_a_hold_out_that_cannot_be_is_refused_by_name(given, words):
+    with pytest.raises(InvalidTask, match=f"^{words}"):
+        TaskSettings(population="phones", goal=1, rounds=1, **given)
+
+
+@pytest.fixture
+def train(store, register, desk, tmp_path):
+    """Trains from a model, or anew, in a task with the settings given; answers its id and the model."""
+
+    def trained(start=START, **settings):
+        bundle = make_bundle(tmp_path / str(start), start=start)
+        task = register(bundle, goal=1, rounds=1, **settings)
+        desk.pass_time(60)
+        (given,) = desk.assign(device(held_out=settings.get("on_held_out", False), share=settings["hold_out_devices"]))
+        desk.report(given, (1, 2, 3, 4))
+        return task, store.checkpoint(task, 1)["params"]
+
+    return trained
+
+
+@pytest.fixture
+def begin(register, tmp_path):
+    """Registers a task that starts from a model."""
+    return lambda start, **settings: register(make_bundle(tmp_path / f"{start}", start=start), goal=1, **settings)
+
+
+def test_a_descendant_holds_out_no_fewer_devices_than_what_it_starts_from(train, begin):
+    parent, model = train(hold_out_devices=0.2)
+    for share in (0, 0.1):
+        with pytest.raises(
+            InvalidTask, match=rf"hold_out_devices must be at least 0.2, .* task {parent} .*, not {share}"
+        ):
+            begin(model, hold_out_devices=share)
+    assert all(begin(model, hold_out_devices=share) for share in (0.2, 0.5))
+    assert begin(model, population="tablets")  # whose hold-out is another one
+
+
+def test_no_task_runs_on_held_out_devices_that_trained_its_model(train, begin):
+    parent, model = train(hold_out_devices=0.2)
+    with pytest.raises(InvalidTask, match=rf"hold_out_devices must be at most 0.2, .* task {parent} .*, not 0.3"):
+        begin(model, hold_out_devices=0.3, on_held_out=True)
+    assert all(begin(model, hold_out_devices=share, on_held_out=True) for share in (0.1, 0.2))
+
+
+def test_devices_that_trained_an_earlier_ancestor_are_not_held_out(train, begin):
+    first, model = train(hold_out_devices=0.1)
+    _, grown = train(model, hold_out_devices=0.3)
+    with pytest.raises(InvalidTask, match=rf"hold_out_devices must be at most 0.1, .* task {first} .*, not 0.3"):
+        begin(grown, hold_out_devices=0.3, on_held_out=True)
+    assert begin(grown, hold_out_devices=0.1, on_held_out=True)
+
+
+def test_no_regular_evaluation_runs_on_devices_that_trained_an_ancestor(store, train, tmp_path):
+    parent, model = train(hold_out_devices=0.2)
+    bundle, regular = make_bundle(tmp_path / "child", start=model), Regularly(1, make_evaluation_bundle(tmp_path / "e"))
+
+    def begin(share):
+        settings = TaskSettings(population="phones", goal=1, rounds=1, hold_out_devices=share)
+        return store.register_task(bundle, settings, evaluation=regular)
+
+    for share, words in ((0.3, "at most"), (0.1, "at least")):
+        with pytest.raises(
+            InvalidTask, match=rf"hold_out_devices must be {words} 0.2, .* task {parent} .*, not {share}"
+        ):
+            begin(share)
+    assert begin(0.2)
+
+
+def test_a_model_that_held_out_devices_trained_has_none_apart(train, begin):
+    parent, model = train(hold_out_devices=0.2, on_held_out=True)
+    with pytest.raises(InvalidTask, match=rf"hold_out_devices must be at most 0, .* task {parent} .*, not 0.2"):
+        begin(model, hold_out_devices=0.2, on_held_out=True)
+    assert begin(model)
+
+
+def test_a_task_that_leaves_the_model_as_it_is_has_no_descendants(store, register, desk, begin):
+    measured = register(goal=1, rounds=1, hold_out_devices=0.2, on_held_out=True)
+    (given,) = desk.assign(device(held_out=True, share=0.2))
+    desk.report(given, (0, 0, 0, 0))
+    assert (store.checkpoint(measured, 1)["params"] == START).all()
+    assert begin(START)
+    assert begin(START, hold_out_devices=0.5, on_held_out=True)

@@ -1,4 +1,7 @@
+"""Keys: of the server, of the lineage, and what a coordinator is known by."""
+
 import base64
+import os
 import shutil
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -9,14 +12,22 @@ import sqlalchemy
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
 from coordinator.api.service import Service
-from coordinator.errors import KeysDamaged, KeysDiffer, KeysMissing
-from coordinator.keys import Keys, rotate, start_anew
+from coordinator.errors import KeysDamaged, KeysDiffer, KeysMissing, UnusableStore
+from coordinator.keys import Keys, lineage_file, lineage_key, open_lineage, rotate, start_anew
+from coordinator.rules.states import TaskState
 from coordinator.settings import Settings
 from coordinator.store.tables import METADATA
+from coordinator.store.tasks import TaskSettings, open_coordinator_store
+from fedcore.release import decode_release
+from fedcore.signing import SigningKey, key_text
 from fedcore.succession import SucceedingKey
-from tests.coordinator.conftest import PEM
+from muster.releasing import released
+from tests.coordinator.conftest import AUTHORITY_KEY, PEM, RELEASE
 from tests.coordinator.test_api import assign
+from tests.coordinator.test_blobs import s3_server
+from tests.coordinator.test_release import SETTINGS
 from tests.coordinator.test_secure import NAMES, SECURE
+from tests.servers import serving
 
 
 def raw(keys):
@@ -170,3 +181,171 @@ def test_a_lost_key_is_given_up_only_when_told_and_only_when_lost(store, tmp_pat
     anew = start_anew(path, store.database)
     assert first.server.public not in anew.server.succession.keys
     assert known(store) == anew.server.public.hex()
+
+
+@pytest.fixture
+def settings(database, store, tmp_path):
+    return Settings(
+        database=database,
+        blobs=tmp_path / "blobs",
+        keys=tmp_path / "keys",
+        port=0,
+        admin_port=0,
+        authority=key_text(AUTHORITY_KEY),
+        authority_url="https://authority.example",
+    )
+
+
+def create(store, bundle, settings):
+    """A released task of this coordinator's."""
+    signed = released(bundle, SETTINGS, RELEASE, open_lineage(settings.keys_file, store.database).signer)
+    return store.register_task(bundle, SETTINGS, signed).id
+
+
+def started(settings, store, task):
+    """The state of a task once a coordinator has started and looked at it."""
+    with serving(settings):
+        return store.task(task).state
+
+
+def test_the_lineage_key_is_made_once_for_its_owner_alone(store, tmp_path):
+    folder = tmp_path / "secret"
+    keys = folder / "m.db.keys"
+    folder.mkdir()
+    with pytest.raises(KeysMissing, match=r"m\.db\.keys\.lineage.* is not there.*MUSTER_KEYS"):
+        lineage_key(keys)
+    (folder / f"m.db.keys.lineage.{os.getpid()}").write_text("left by a process that was killed")
+    made = open_lineage(keys, store.database)
+    assert made.signer == open_lineage(keys, store.database).signer == lineage_key(keys).signer
+    (folder / f"m.db.keys.lineage.{os.getpid()}").unlink()
+    assert [path.name for path in folder.iterdir()] == ["m.db.keys.lineage"]
+    assert (folder / "m.db.keys.lineage").stat().st_mode & 0o077 == 0
+    assert [one.detail for one in store.audit()] == ["lineage"]
+
+
+def test_a_damaged_file_of_the_lineage_key_is_not_replaced(settings):
+    lineage_file(settings.keys_file).write_bytes(b"short")
+    with pytest.raises(KeysDamaged, match=r"keys\.lineage"):
+        Service.open(settings)
+    assert lineage_file(settings.keys_file).read_bytes() == b"short"
+
+
+@pytest.mark.every_engine
+def test_a_start_without_the_lineage_keys_file_is_refused(settings, store, bundle, tmp_path):
+    task = create(store, bundle, settings)
+    assert started(settings, store, task) is TaskState.ACTIVE
+    file, aside = lineage_file(settings.keys_file), tmp_path / "aside"
+    file.rename(aside)
+    with pytest.raises(KeysMissing, match=r"keys\.lineage.* is not there.*backup.*MUSTER_KEYS.*rotate --lost"):
+        Service.open(settings)
+    assert (file.exists(), store.task(task).state) == (False, TaskState.ACTIVE)
+    aside.rename(file)
+    assert started(settings, store, task) is TaskState.ACTIVE
+    assert len(store.history(task)) == 1
+
+
+@pytest.mark.every_engine
+def test_a_start_with_another_lineage_key_is_refused(settings, store, bundle):
+    task = create(store, bundle, settings)
+    file = lineage_file(settings.keys_file)
+    known = lineage_key(settings.keys_file).signer
+    file.unlink()
+    SigningKey.new(file)
+    with pytest.raises(KeysDiffer, match=rf"keys\.lineage has .*knows {known}.*rotate --lost"):
+        Service.open(settings)
+    assert store.task(task).state is TaskState.ACTIVE
+
+
+@pytest.mark.every_engine
+def test_of_processes_with_lineage_keys_of_their_own_one_starts(settings, store, tmp_path):
+    def start(number):
+        with suppress(KeysDiffer, KeysMissing):
+            return open_lineage(tmp_path / f"keys{number}", store.database).signer
+
+    with ThreadPoolExecutor(8) as pool:
+        (right,) = filter(None, pool.map(start, range(8)))
+    with store.database.reading() as records:
+        assert records.identity.get("lineage") == right
+
+
+def test_a_key_that_a_release_named_before_the_first_start_is_the_stores(settings, store, bundle, tmp_path):
+    task = create(store, bundle, settings)
+    elsewhere = settings.model_copy(update={"keys": tmp_path / "elsewhere"})
+    with pytest.raises(KeysMissing, match=r"elsewhere\.lineage"):
+        Service.open(elsewhere)
+    assert not list(tmp_path.glob("elsewhere*"))
+    assert started(settings, store, task) is TaskState.ACTIVE
+
+
+@pytest.mark.every_engine
+def test_tasks_paused_for_a_lost_lineage_key_go_on_when_it_is_back(settings, store, bundle, tmp_path):
+    task, by_hand = create(store, bundle, settings), create(store, bundle, settings)
+    assert started(settings, store, task) is TaskState.ACTIVE
+    store.pause(by_hand)
+    file, aside = lineage_file(settings.keys_file), tmp_path / "aside"
+    with pytest.raises(KeysDiffer, match="no key is lost"):
+        start_anew(settings.keys_file, store.database)
+    file.rename(aside)
+    start_anew(settings.keys_file, store.database)
+    assert started(settings, store, task) is TaskState.PAUSED
+    assert decode_release(store.task(task).release.text).lineage in store.task(task).reason
+    aside.replace(file)
+    with pytest.raises(KeysDiffer, match="rotate --lost"):
+        Service.open(settings)
+    start_anew(settings.keys_file, store.database)
+    assert started(settings, store, task) is TaskState.ACTIVE
+    assert [one.after for one in store.history(task)] == ["active", "paused", "active"]
+    assert store.task(by_hand).state is TaskState.PAUSED
+
+
+every_engine = pytest.mark.every_engine
+
+
+@every_engine
+def test_a_start_with_a_wrong_or_unmounted_folder_is_refused(database, tmp_path, bundle):
+    right, elsewhere, other = tmp_path / "right", tmp_path / "elsewhere", tmp_path / "other"
+    with open_coordinator_store(database, right) as store:
+        task = store.register_task(bundle, TaskSettings(population="phones", goal=1, rounds=1)).id
+    open_coordinator_store(f"sqlite:///{tmp_path / 'other.db'}", other).close()
+    with pytest.raises(UnusableStore, match=r"are not at .*elsewhere: mount their folder"):
+        open_coordinator_store(database, elsewhere)
+    with pytest.raises(UnusableStore, match=r"other belong to another database"):
+        open_coordinator_store(database, other)
+    with open_coordinator_store(database, right, create=False) as store:
+        assert store.task(task).state == "active"
+        assert store.checkpoint(task)
+
+
+def test_a_new_database_takes_no_blobs_of_another(database, tmp_path):
+    open_coordinator_store(database, tmp_path / "blobs").close()
+    with pytest.raises(UnusableStore, match="belong to another database"):
+        open_coordinator_store(f"sqlite:///{tmp_path / 'new.db'}", tmp_path / "blobs")
+    open_coordinator_store(f"sqlite:///{tmp_path / 'new.db'}", tmp_path / "empty").close()
+
+
+def test_copies_of_both_belong_together(tmp_path, bundle):
+    with open_coordinator_store(f"sqlite:///{tmp_path / 'm.db'}", tmp_path / "blobs") as store:
+        store.register_task(bundle, TaskSettings(population="phones", goal=1, rounds=1))
+    shutil.copytree(tmp_path / "blobs", tmp_path / "copies")
+    shutil.copy(tmp_path / "m.db", tmp_path / "copy.db")
+    with open_coordinator_store(f"sqlite:///{tmp_path / 'copy.db'}", tmp_path / "copies", create=False) as store:
+        assert len(store.tasks()) == 1
+
+
+@every_engine
+def test_processes_that_start_together_agree_on_the_tie(database, tmp_path):
+    def start(_):
+        open_coordinator_store(database, tmp_path / "blobs").close()
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(start, range(8)))
+    assert [path.name for path in (tmp_path / "blobs").iterdir()] == ["muster-store"]
+
+
+def test_an_object_store_is_tied_too(database, tmp_path, bundle, monkeypatch):
+    with s3_server(monkeypatch) as bucket:
+        with open_coordinator_store(database, f"s3://{bucket}/a") as store:
+            store.register_task(bundle, TaskSettings(population="phones", goal=1, rounds=1))
+        open_coordinator_store(database, f"s3://{bucket}/a").close()
+        with pytest.raises(UnusableStore, match="are not at s3://"):
+            open_coordinator_store(database, f"s3://{bucket}/b")

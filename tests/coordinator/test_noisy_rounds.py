@@ -1,4 +1,4 @@
-"""Tasks whose devices add the noise: rounds on the driver, with the very clients of devices."""
+"""Rounds with noise, and the trial that rounding passes."""
 
 from __future__ import annotations
 
@@ -12,14 +12,16 @@ import pytest
 
 from coordinator.errors import InvalidTask, Refusal
 from coordinator.rules.private_sums import ReportBytes, device_noise, packed_segments, report_bytes
+from coordinator.rules.release import check_rounding, moved_by, rounding
 from coordinator.rules.states import TaskState
 from coordinator.rules.task_settings import PrivacyBudget, Secagg, TaskSettings
+from fedcore.algorithms import ALGORITHMS, create
 from fedcore.privacy.accounting import calibrated, spent
 from fedcore.privacy.settings import Noise
 from tests.coordinator.bundles import START, make_plan, make_private_bundle
 from tests.coordinator.conftest import Desk, unmask_at_once
 from tests.coordinator.test_left_out import OTHERS, fails
-from tests.coordinator.test_secure import NAMES, PHASES, Device, run
+from tests.coordinator.test_secure import NAMES, PHASES, SECURE, Device, run
 from tests.coordinator.test_secure_groups import NAMES as MANY
 from tests.coordinator.test_secure_groups import groups_of
 
@@ -172,3 +174,50 @@ def test_bytes_of_a_report_are_said_masked_and_in_clear():
     assert 8 * -(-SIZE // 9) < masked.sent < 8 * -(-SIZE // 9) + 100
     assert ReportBytes(1_000, 500).words == "1,000 bytes, 2.0 times larger than 500 in float32"
     assert masked.words == f"{masked.sent:,} bytes, {whole / masked.sent:.1f} times smaller than {whole:,} in float32"
+
+
+PARAMETERS = 60_000
+STEP = 2 * 10 / (2**20 - 1)  # of clip_norm 10 in 20 bits
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_every_algorithm_bears_the_rounding_with_its_own_settings(name):
+    check_rounding(create(name), STEP, 8, PARAMETERS)
+    assert moved_by(create(name), rounding(STEP, 8), PARAMETERS) < 0.1
+
+
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        ("fedadam", {"tau": 1e-8}),
+        ("fedyogi", {"tau": 1e-8}),
+        ("localadaalter", {"initial_b": 1e-3, "epsilon": 1e-3}),
+        ("fedavg", {"client_lr": 1e-5}),
+    ],
+)
+def test_an_algorithm_that_the_rounding_ruins_is_refused_with_the_numbers(name, settings):
+    with pytest.raises(
+        InvalidTask,
+        match=rf"to 3\.4e-06 \(steps of 1\.9e-05 by clip_norm and bits, 8 devices\).* trial of {name} .*Lower",
+    ):
+        check_rounding(create(name, settings), STEP, 8, PARAMETERS)
+
+
+def test_an_algorithm_of_ones_own_that_divides_by_squares_is_refused():
+    name = "examples.custom_algorithm:FedAgree"
+    custom = create(name, None, ["examples.custom_algorithm"])
+    with pytest.raises(InvalidTask, match="times as far as training does"):
+        check_rounding(custom, STEP, 8, PARAMETERS)
+    check_rounding(custom, STEP / 1000, 8, PARAMETERS)
+
+
+def test_less_rounding_moves_a_model_less():
+    found = [moved_by(create("fedavg"), rounding(step, 8), PARAMETERS) for step in (STEP, STEP / 10, STEP / 100)]
+    assert found[0] == pytest.approx(10 * found[1]) == pytest.approx(100 * found[2])
+
+
+def test_a_task_is_held_to_the_trial_only_where_its_rounds_are_secure(register):
+    ruined = dataclasses.replace(SECURE["secagg"], bits=2, clip_norm=1e4)
+    with pytest.raises(InvalidTask, match="secure aggregation rounds every mean"):
+        register(**SECURE | {"secagg": ruined})
+    register(**{name: value for name, value in SECURE.items() if name != "secagg"})

@@ -19,7 +19,7 @@ from muster.creating import Evaluated, starting_from
 from tests.coordinator.bundles import make_evaluation_bundle, make_plan, make_private_bundle
 from tests.coordinator.conftest import states
 from tests.coordinator.test_evaluated import measure
-from tests.coordinator.test_hold_out import IN, OUT, SHARE
+from tests.coordinator.test_hold import IN, OUT, SHARE
 from tests.coordinator.test_privacy import fail, promise
 from tests.muster.test_cli import in_process
 

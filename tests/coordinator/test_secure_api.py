@@ -1,7 +1,15 @@
-"""Secure rounds over HTTP: addresses, bodies, waits and refusals. What they mean: test_secure.py."""
+"""Secure rounds over HTTP: their messages, beacons, and unmasking."""
 
 from __future__ import annotations
 
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from concurrent.futures import Future
 from time import monotonic
 
 import msgspec
@@ -10,19 +18,25 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
+from coordinator.errors import BeaconUnavailable, NoLongerNeeded
 from coordinator.keys import Keys
+from coordinator.secure.unmask_workers import Unmasker
+from coordinator.store.tasks import Secagg
 from fedcore.masking import layout_hash, model_hash
 from fedcore.wire import messages
-from fedcore.wire.messages import Enrolled, SecaggParties
+from fedcore.wire.messages import Accepted, Enrolled, SecaggParties
 from secagg.client import Client, SessionInput
 from secagg.client_state import AggregationPolicy
-from secagg.errors import BadSignature
+from secagg.errors import BadSignature, UnmaskCheckFailed
 from secagg.keys import check_credential, issue
-from tests.coordinator.bundles import make_plan
-from tests.coordinator.conftest import AUTHORITY, PEM
+from secagg.messages import Invite, Roster
+from secagg.packing import PackedSegment
+from tests.coordinator.bundles import START, make_plan
+from tests.coordinator.conftest import AUTHORITY, PEM, Desk, draw_at_once
 from tests.coordinator.devices import enrol
 from tests.coordinator.test_api import assign, check_in, put, refused, report_body
-from tests.coordinator.test_secure import NEVER, SECURE, public
+from tests.coordinator.test_secure import NEVER, PHASES, SECURE, public, run, seat, states
+from tests.secagg.cohort import Cohort, integers, invitation
 
 NAMES = [f"d{number}" for number in range(8)]
 
@@ -121,3 +135,135 @@ def test_a_secure_round_takes_no_clear_report_and_no_large_message(register, cli
     refused(put(client, given[0].assignment, report_body([1, 0, 0, 0], 1)), "invalid-report")
     refused(say(client, given[0].assignment, 1, bytes(4096)), "too-large")
     assert msgspec.json.decode(check_in(client, "late").content)["outcome"] == "accepted"
+
+
+BEACON_NAMES = [f"e{number:02}" for number in range(65)]
+DRAWN = {
+    "goal": 65, "minimum": 60, "secagg": Secagg(clip_norm=4.0, max_examples=10, phase_s=5.0, bits=16), "rounds": 1
+}  # fmt: skip
+
+
+class Authority:
+    """Draws that are answered when the test says so."""
+
+    def __init__(self):
+        self.asked = []
+
+    def __call__(self, wanted):
+        self.asked.append((wanted, Future()))
+        return self.asked[-1][1]
+
+
+@pytest.fixture
+def authority():
+    return Authority()
+
+
+def test_a_round_waits_for_its_beacon_and_others_go_on(store, register, authority):
+    task = register(**DRAWN)
+    desk = Desk(store, draw=authority)
+    devices = seat(desk, BEACON_NAMES)
+    run(devices, PHASES[:1])
+    ((wanted, future),) = authority.asked
+    desk.pass_time(6)
+    assert (states(store, task), devices[0].hear(2)) == (["reporting"], None)
+    assert isinstance(desk.arrive("another"), Accepted)
+    beacon = draw_at_once(wanted).result()
+    future.set_result(beacon)
+    desk.turn()
+    found = Roster.decode(devices[0].hear(2), Invite.decode(wanted.invitation)[0].hash, 65)
+    assert (found.n, found.k, found.beacon) == (65, wanted.neighbours, beacon)
+    run(devices, PHASES[1:])
+    assert states(store, task) == ["committed"]
+    np.testing.assert_allclose(store.checkpoint(task, 1)["params"], START + np.array([0.5, -0.25, 0, 1]), atol=0.01)
+
+
+@pytest.mark.security("draws the beacon … once for a device under an invitation")
+@pytest.mark.parametrize(
+    ("answer", "reason"),
+    [(BeaconUnavailable("nobody is there"), "no-beacon"), (bytes(64), "secagg-failed")],
+    ids=["unreachable", "another's"],
+)
+def test_a_round_without_a_beacon_of_the_authority_is_abandoned(store, register, authority, answer, reason):
+    task = register(**DRAWN)
+    desk = Desk(store, draw=authority)
+    devices = seat(desk, BEACON_NAMES)
+    run(devices, PHASES[:1])
+    ((_, future),) = authority.asked
+    if isinstance(answer, bytes):
+        future.set_result(answer)
+    else:
+        future.set_exception(answer)
+    desk.turn()
+    assert [one.reason for one in store.rounds(task)][:1] == [reason]
+    with pytest.raises(NoLongerNeeded):
+        devices[0].hear(2)
+
+
+def make_work(seed=0):
+    """What is left to do of a session of nine, of whom one left after it shared."""
+    vectors = {slot: vector / 256 for slot, vector in integers(range(10, 19), 10_001, seed).items()}
+    cohort = Cohort(9, invitation(segments=(PackedSegment(10_001, 21, 8, -0.3, 0.7),), min_sum=8), vectors=vectors)
+    cohort.reveal(cohort.confirm(cohort.upload(cohort.share(cohort.advertise()), without=(11,))))
+    return cohort.server.advance().unmasking
+
+
+@pytest.fixture
+def unmasker():
+    others, made = multiprocessing.active_children(), Unmasker()
+    yield made
+    made.close()
+    assert set(multiprocessing.active_children()) <= set(others)
+
+
+def test_processes_give_the_same_bits_and_survive_a_death(unmasker):
+    others, work = multiprocessing.active_children(), make_work()
+    expected = work.run()
+    for _ in range(2):
+        found = unmasker(work).result(timeout=30)
+        assert (found.digest, found.total.weight) == (expected.digest, expected.total.weight)
+        np.testing.assert_array_equal(found.total.sums, expected.total.sums)
+        for worker in set(multiprocessing.active_children()) - set(others):
+            os.kill(worker.pid, signal.SIGKILL)
+
+
+def test_a_refusal_of_another_process_is_the_refusal_that_it_was(unmasker):
+    work = make_work()
+    work.words[3] += 1
+    with pytest.raises(UnmaskCheckFailed):
+        unmasker(work).result(timeout=30)
+
+
+PARENT = textwrap.dedent("""
+    import multiprocessing, time
+    from coordinator.secure.unmask_workers import Unmasker
+    from tests.coordinator.test_secure_api import make_work
+
+    if __name__ == "__main__":
+        unmasker = Unmasker()
+        unmasker(make_work()).result()
+        print(*[child.pid for child in multiprocessing.active_children()], flush=True)
+        time.sleep(60)
+""")
+
+
+def test_processes_end_when_their_coordinator_is_killed(tmp_path):
+    script = tmp_path / "parent.py"
+    script.write_text(PARENT)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    with subprocess.Popen([sys.executable, script], env=environment, stdout=subprocess.PIPE, text=True) as parent:
+        workers = [int(word) for word in parent.stdout.readline().split()]
+        assert workers
+        parent.kill()
+    until = time.monotonic() + 10
+    while any(_lives(worker) for worker in workers):
+        assert time.monotonic() < until
+        time.sleep(0.01)
+
+
+def _lives(pid):
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().split(") ")[1][0] != "Z"
+    except FileNotFoundError:
+        return False

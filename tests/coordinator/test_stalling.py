@@ -147,7 +147,6 @@ def test_a_third_of_the_devices_slows_buffered_rounds_by_little(store, register,
     assert desk.now < 30 * WORK_S
 
 
-PHASE_S = SECURE["secagg"].phase_s
 SECURELY = SETTINGS | {"secagg": SECURE["secagg"], "selection_timeout_s": 5.0}
 MANY = [f"honest{number}" for number in range(45)]
 """More are honest than in the clear: those that revealed shares in vain take part in no other attempt at the round."""

@@ -20,7 +20,7 @@ from tests.coordinator.browser import assert_sound, look_as, violations
 from tests.coordinator.fork_server import wait_until
 from tests.device_runtime.pages import DIGITS, build, database, kept_examples
 from tests.device_runtime.proxy import Hold, road_to
-from tests.device_runtime.test_typescript_rounds import ALGORITHM, values_in
+from tests.device_runtime.test_typescript import ALGORITHM, values_in
 
 pytestmark = pytest.mark.promise("A page of devices says what ended its work, and loses nothing")
 

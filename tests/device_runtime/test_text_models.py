@@ -17,7 +17,7 @@ from fedcore.plan import BlobRef, Tokenizer
 from tests.device_runtime.opened import InNode
 from tests.device_runtime.personal import away, owning, taken
 from tests.device_runtime.released import NAME
-from tests.device_runtime.test_personal_of_export import offered, predicting
+from tests.device_runtime.test_models_of_export import offered, predicting
 from tests.device_runtime.test_texts import VECTORS, WORD_PIECE, field, tokens
 from tests.export.test_huggingface import FAMILIES
 from tests.export.test_huggingface_texts import folder_of

@@ -1,11 +1,20 @@
-import msgspec
-import pytest
+"""Plans and what they are made of: schedules, parameters, bundles."""
 
-from fedcore.errors import DigestMismatch, PlanError
+import hashlib
+import json
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedcore.bundle import AlgorithmRef, Bundle, Certificate, Evidence, Footprint, Manifest, Parity
+from fedcore.errors import DigestMismatch, PlanError, ScheduleError, SchemaError
 from fedcore.params import ParamSchema, TensorSpec, VectorSpec
 from fedcore.plan import BlobRef, ExampleSpec, Field, PassPlan, Plan, PredictPlan, TripPlan
 from fedcore.report import ReportLayout, Segment
-from fedcore.schedule import Loop
+from fedcore.schedule import Loop, ServerSchedule
 
 GRAPHS = {name: BlobRef.of(name.encode()) for name in ("train.begin", "train.step", "report")}
 
@@ -170,3 +179,252 @@ def test_a_blob_with_its_digest_passes_and_an_altered_one_is_refused():
     for altered in (b"Weights", b"weight", b""):
         with pytest.raises(DigestMismatch, match=rf"blob {ref.sha256[:12]}… \(7 bytes\) arrived as"):
             ref.check(altered)
+
+
+def test_the_default_changes_nothing():
+    schedule = ServerSchedule()
+    assert {schedule.lr_scale(number, cohort) for number in (1, 7, 10**6) for cohort in (1, 900)} == {1.0}
+    assert [schedule.cohort(number, 13) for number in (1, 50, 10**9)] == [13] * 3
+
+
+def test_the_learning_rate_warms_up_in_even_steps():
+    schedule = ServerSchedule(warmup_rounds=4)
+    assert [schedule.lr_scale(number, 10) for number in range(1, 7)] == [0.25, 0.5, 0.75, 1, 1, 1]
+
+
+@pytest.mark.parametrize(("scaling", "factors"), [("none", [1, 1, 1]), ("sqrt", [0.5, 1, 3]), ("linear", [0.25, 1, 9])])
+def test_the_learning_rate_grows_with_the_cohort(scaling, factors):
+    schedule = ServerSchedule(scaling=scaling, reference_cohort=20)
+    assert [schedule.lr_scale(5, cohort) for cohort in (5, 20, 180)] == factors
+    warming = ServerSchedule(scaling=scaling, reference_cohort=20, warmup_rounds=10)
+    assert warming.lr_scale(5, 180) == factors[2] / 2
+
+
+def test_the_cohort_doubles_every_few_rounds_up_to_a_cap():
+    schedule = ServerSchedule(double_every=3, largest_cohort=70)
+    assert [schedule.cohort(number, 10) for number in range(1, 14)] == [10] * 3 + [20] * 3 + [40] * 3 + [70] * 4
+    assert schedule.cohort(10**15, 10) == 70
+    assert schedule.cohort(100, 90) == 90
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        ({"scaling": "sqrt"}, "scaling sqrt needs reference_cohort"),
+        ({"double_every": 5}, "double_every needs largest_cohort"),
+        ({"warmup_rounds": -1}, "warmup_rounds must be a whole number from 0 to .*, not -1"),
+        ({"scaling": "cubic"}, "scaling must be one of none, sqrt, linear, not 'cubic'"),
+    ],
+)
+def test_a_schedule_that_makes_no_sense_is_refused_by_name(wrong, says):
+    with pytest.raises(ScheduleError, match=says):
+        ServerSchedule(**wrong)
+
+
+def test_a_schedule_survives_json():
+    schedule = ServerSchedule(warmup_rounds=4, double_every=3, largest_cohort=70)
+    assert msgspec.json.decode(msgspec.json.encode(schedule), type=ServerSchedule) == schedule
+
+
+SCHEMA = ParamSchema((TensorSpec("w", (2, 3)), TensorSpec("b", (3,)), TensorSpec("scale", ())))
+
+
+def tensors():
+    return {
+        "w": np.arange(6, dtype=np.float32).reshape(2, 3),
+        "b": np.array([6, 7, 8], np.float32),
+        "scale": np.array(9, np.float32),
+    }
+
+
+def test_the_vector_is_the_tensors_row_by_row_in_the_order_of_the_schema():
+    shuffled = dict(reversed(tensors().items()))
+    vector = SCHEMA.flatten(shuffled)
+    assert vector.dtype == np.float32
+    np.testing.assert_array_equal(vector, np.arange(10))
+
+
+def test_a_transposed_tensor_is_laid_out_by_its_values_not_by_its_memory():
+    column_major = np.asfortranarray(tensors()["w"])
+    np.testing.assert_array_equal(SCHEMA.flatten(tensors() | {"w": column_major}), np.arange(10))
+
+
+@given(st.lists(st.lists(st.integers(0, 4), max_size=3).map(tuple), max_size=5))
+def test_unflatten_undoes_flatten(shapes):
+    schema = ParamSchema(tuple(TensorSpec(f"t{i}", shape) for i, shape in enumerate(shapes)))
+    vector = np.arange(schema.size, dtype=np.float32)
+    named = schema.unflatten(vector)
+    assert [named[spec.name].shape for spec in schema.tensors] == shapes
+    np.testing.assert_array_equal(schema.flatten(named), vector)
+
+
+def test_flatten_copies():
+    named = tensors()
+    vector = SCHEMA.flatten(named)
+    vector[:] = -1
+    assert named["w"][1, 2] == 5
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"w": np.zeros((3, 2), np.float32)}, r"tensor 'w' is float32\[3, 2\], the schema says float32\[2, 3\]"),
+        ({"b": np.zeros(3)}, r"tensor 'b' is float64\[3\], the schema says float32\[3\]"),
+        ({"scale": np.zeros(1, np.float32)}, r"tensor 'scale' is float32\[1\], the schema says float32\[\]"),
+        ({"extra": np.zeros(1, np.float32)}, r"the schema does not name: \['extra'\]"),
+    ],
+)
+def test_a_tensor_that_the_schema_does_not_describe_is_refused_by_name(change, message):
+    with pytest.raises(SchemaError, match=message):
+        SCHEMA.flatten(tensors() | change)
+
+
+def test_a_missing_tensor_is_refused_by_name():
+    named = tensors()
+    del named["b"]
+    with pytest.raises(SchemaError, match="tensor 'b' is missing"):
+        SCHEMA.flatten(named)
+
+
+@pytest.mark.parametrize("vector", [np.zeros(9, np.float32), np.zeros(10), np.zeros((1, 10), np.float32)])
+def test_a_vector_of_another_length_or_type_is_refused(vector):
+    with pytest.raises(SchemaError, match=r"the schema says float32\[10\]"):
+        SCHEMA.unflatten(vector)
+
+
+def test_a_repeated_name_is_refused():
+    with pytest.raises(SchemaError, match=r"parameter names repeat: \['w'\]"):
+        ParamSchema((TensorSpec("w", ()), TensorSpec("w", (1,))))
+
+
+def test_the_digest_is_that_of_the_json_in_the_specification():
+    text = (
+        '[{"name":"w","shape":[2,3],"dtype":"float32"},'
+        '{"name":"b","shape":[3],"dtype":"float32"},'
+        '{"name":"scale","shape":[],"dtype":"float32"}]'
+    )
+    assert SCHEMA.digest == hashlib.sha256(text.encode()).hexdigest()
+
+
+def test_another_order_of_tensors_is_another_schema():
+    assert ParamSchema(SCHEMA.tensors[::-1]).digest != SCHEMA.digest
+
+
+EVIDENCE = Evidence(
+    runtime="onnxruntime 1.24",
+    version="opset 18",
+    tolerance=1e-5,
+    parity=(Parity("train.step", 3, 2e-7, 1e-7), Parity("report", 1, 3e-7, 1e-7)),
+    footprint=Footprint(step_cpu_ms=0.5, peak_rss_mb=60.0, graph_bytes=9000),
+)
+WORSE = msgspec.structs.replace(EVIDENCE, version="executorch 1.5.1", parity=(Parity("report", 3, 4e-7, 1e-7),))
+CERTIFICATE = Certificate("torch", {"onnx": EVIDENCE, "executorch": WORSE})
+STATE = b"state"
+
+
+@pytest.fixture
+def bundle(tmp_path):
+    plan, certificate = make_plan().encode(), msgspec.json.encode(CERTIFICATE)
+    manifest = Manifest(
+        name="tiny",
+        model="logreg",
+        algorithm=AlgorithmRef("fedavg", {"client_lr": 0.1, "epochs": 1, "weighting": "uniform"}),
+        plan=BlobRef.of(plan),
+        state=BlobRef.of(STATE),
+        certificate=BlobRef.of(certificate),
+    )
+    return Bundle.write(tmp_path / "tiny", manifest, [plan, STATE, certificate, *(name.encode() for name in GRAPHS)])
+
+
+def rewrite(bundle, **fields):
+    path = bundle.folder / "manifest.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | fields))
+
+
+def test_a_bundle_on_disk_holds_what_was_written(bundle):
+    again = Bundle(bundle.folder)
+    assert again.manifest == bundle.manifest
+    assert again.plan == make_plan()
+    assert again.certificate == CERTIFICATE
+    assert again.certificate.formats["onnx"].worst == 3e-7
+    assert again.certificate.worst == 4e-7
+    assert again.read(again.manifest.state) == STATE
+
+
+def test_its_blobs_are_each_listed_once_and_named_by_digest(bundle):
+    listed = [ref.sha256 for ref, _ in bundle.blobs()]
+    assert sorted(listed) == sorted(path.name for path in (bundle.folder / "blobs").iterdir())
+
+
+def test_a_folder_without_a_manifest_is_not_a_bundle(tmp_path):
+    with pytest.raises(PlanError, match=r"is not a plan bundle: it has no manifest\.json"):
+        Bundle(tmp_path)
+
+
+def test_a_manifest_of_an_unknown_version_is_refused(bundle):
+    rewrite(bundle, version=2)
+    with pytest.raises(PlanError, match="manifest of version 2, this installation knows 1"):
+        Bundle(bundle.folder)
+
+
+def test_a_field_of_a_manifest_that_is_not_known_is_ignored(bundle):
+    rewrite(bundle, colour="blue")
+    assert Bundle(bundle.folder).manifest == bundle.manifest
+
+
+def test_a_malformed_manifest_is_refused_and_says_where(bundle):
+    rewrite(bundle, plan="somewhere")
+    with pytest.raises(PlanError, match=r"malformed manifest: .*\$\.plan"):
+        Bundle(bundle.folder)
+
+
+@pytest.mark.security("Everything that is fetched is checked against its size and SHA-256")
+def test_an_altered_blob_is_refused_wherever_it_is_read(bundle):
+    (bundle.folder / "blobs" / bundle.manifest.plan.sha256).write_bytes(make_plan().encode() + b" ")
+    for read in (lambda: bundle.plan, lambda: bundle.read(bundle.manifest.plan), lambda: list(bundle.blobs())):
+        with pytest.raises(DigestMismatch):
+            read()
+
+
+def test_a_missing_blob_is_named(bundle):
+    (bundle.folder / "blobs" / GRAPHS["report"].sha256).unlink()
+    with pytest.raises(PlanError, match=f"lacks blob {GRAPHS['report'].sha256[:12]}"):
+        list(bundle.blobs())
+
+
+def test_a_malformed_certificate_is_refused(bundle):
+    for text in (b"{}", b"\xff"):
+        ref = BlobRef.of(text)
+        (bundle.folder / "blobs" / ref.sha256).write_bytes(text)
+        rewrite(bundle, certificate={"sha256": ref.sha256, "size": ref.size})
+        with pytest.raises(PlanError, match="malformed certificate"):
+            Bundle(bundle.folder).certificate  # noqa: B018 - reading it is the act under test
+
+
+def test_a_manifest_is_not_written_before_its_blobs_are_there(tmp_path, bundle):
+    with pytest.raises(DigestMismatch, match=r"the manifest names blob .*, which was not given"):
+        Bundle.write(tmp_path / "other", bundle.manifest, [STATE])
+    assert not (tmp_path / "other" / "manifest.json").exists()
+
+
+def test_a_bundle_that_is_written_over_another_leaves_nothing_of_it(tmp_path, bundle):
+    folder, old = bundle.folder, {path.name for path in (bundle.folder / "blobs").iterdir()}
+    (folder / "notes.txt").write_text("not ours")
+    blobs = [
+        msgspec.structs.replace(make_plan(), name="other").encode(),
+        b"another state",
+        bundle.read(bundle.manifest.certificate),
+    ]
+    refs = [BlobRef.of(blob) for blob in blobs]
+    manifest = msgspec.structs.replace(bundle.manifest, plan=refs[0], state=refs[1])
+    Bundle.write(folder, manifest, blobs)
+    assert {path.name for path in (folder / "blobs").iterdir()} == {ref.sha256 for ref in refs}
+    assert len(old) > len(refs)
+    assert (folder / "notes.txt").exists()
+
+
+def test_files_that_are_no_part_of_a_bundle_stay_where_one_is_written(tmp_path, bundle):
+    (tmp_path / "new" / "blobs").mkdir(parents=True)
+    (tmp_path / "new" / "blobs" / "mine").write_text("mine")
+    Bundle.write(tmp_path / "new", bundle.manifest, [blob for _, blob in bundle.blobs()])
+    assert (tmp_path / "new" / "blobs" / "mine").exists()

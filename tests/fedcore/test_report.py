@@ -1,7 +1,19 @@
+"""Reports, their figures, and facts about them."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
 import numpy as np
 import pytest
 
+from fedcore.algorithms import ALGORITHMS, create
+from fedcore.algorithms.facts import Size, facts_of, total
+from fedcore.algorithms.fed_avg import FedAvg
+from fedcore.algorithms.settings import positive
 from fedcore.errors import ReportError
+from fedcore.figures import Ranged, Sums, means, percentiles
 from fedcore.params import VectorSpec
 from fedcore.report import ReportLayout, Segment
 
@@ -144,3 +156,152 @@ def test_under_uniform_weighting_no_device_weighs_more_than_another():
         layout.check(np.array([0, 0, 7], np.float32))
     with pytest.raises(ReportError, match="3 values, not"):
         layout.check(np.zeros(4, np.float32))
+
+
+ACCURACY = Ranged("accuracy", 0.0, 1.0)
+
+
+def summed(v, x):
+    sums = (v, v**2, v * x, v * x**2, v**2 * x**2, x, x**2)
+    return Sums(len(v), *(float(one.sum()) for one in sums))
+
+
+def test_both_intervals_hold_the_truth_in_nineteen_of_twenty_cohorts():
+    random, held, cohorts = np.random.default_rng(0), np.zeros(2), 2000
+    for _ in range(cohorts):
+        x = random.uniform(0.01, 0.2, 80)
+        v = np.clip(random.normal(0.3 + x, 0.1), 0, 1)  # devices with more examples have greater values
+        sums = summed(v, x)
+        # E[v] = 0.3 + E[x]; E[vx] / E[x] = 0.3 + E[x²] / E[x]
+        truths = 0.3 + 0.105, 0.3 + (0.105**2 + 0.19**2 / 12) / 0.105
+        for index, (one, truth) in enumerate(zip((sums.over_devices, sums.over_examples), truths, strict=True)):
+            held[index] += abs(one.value - truth) <= one.half
+    assert (np.abs(held / cohorts - 0.95) < 0.02).all()
+
+
+def test_one_device_has_no_interval():
+    mean = {"examples": [0.5], "examples_squared": [0.25], "mean": [0.2], "mean_squared": [0.04]}
+    mean |= {"total": [0.1], "total_examples": [0.05], "total_squared": [0.01]}
+    assert means("evaluate", (ACCURACY,), mean, 1) == pytest.approx(
+        {"evaluate.accuracy": 0.2, "evaluate.accuracy.devices": 0.2}
+    )
+
+
+def test_noise_that_leaves_no_examples_leaves_no_mean_over_examples():
+    sums = Sums(5, 1.0, 0.1, -0.2, 0.0, 0.0, -0.1, 0.0)
+    assert sums.over_examples is None
+    assert (sums.over_devices.value, sums.over_devices.half) == (0.2, 0.0)  # nor is a variance below 0
+
+
+def test_an_interval_ends_where_the_range_does():
+    sums = summed(np.array([0.0, 0.0, 1.0]), np.ones(3))
+    figures = sums.over_devices.figures("accuracy", Ranged("accuracy", 2.0, 6.0))
+    assert figures == pytest.approx({"accuracy": 2 + 4 / 3, "accuracy.low": 2.0, "accuracy.high": 2 + 4 * 0.98666667})
+
+
+def test_percentiles_lie_between_the_edges_that_hold_them():
+    # A quarter of devices in each of the bins 1, 2, 2 and 4 of four.
+    found = percentiles("evaluate", Ranged("loss", 0.0, 8.0), [0.25, 0.5, 0.0, 0.25])
+    assert found == pytest.approx(
+        {
+            "evaluate.loss.p10": 0.8,
+            "evaluate.loss.p25": 2.0,
+            "evaluate.loss.p50": 3.0,
+            "evaluate.loss.p75": 4.0,
+            "evaluate.loss.p90": 7.2,
+        }
+    )
+
+
+def test_percentiles_of_noisy_counts_are_in_order_and_in_the_range():
+    random = np.random.default_rng(3)
+    for _ in range(200):
+        noisy = np.full(20, 0.05) + random.normal(0, 0.2, 20)
+        found = list(percentiles("evaluate", ACCURACY, noisy).values())
+        assert found == sorted(found)
+        assert all(0 <= value <= 1 and math.isfinite(value) for value in found)
+
+
+@dataclass(frozen=True)
+class Counted(FedAvg):
+    """One more scalar goes each way.
+
+    pull: how strong it is, in words that take
+        two lines.
+    """
+
+    name: ClassVar[str] = "counted"
+
+    pull: float = positive(0.5)
+
+    def init(self, params_D):
+        return {"params": params_D, "round": 0.0 * params_D[:1]}
+
+    def broadcast(self, state):
+        return dict(state)
+
+    def report(self, broadcast, carries: Mapping):
+        return super().report(broadcast, carries) | {"count": broadcast["round"] + 1}
+
+    def update(self, state, mean, step=None):
+        return {"params": state["params"] + mean["delta"], "round": state["round"] + mean["count"]}
+
+
+def test_sizes_follow_from_the_vectors_that_go_down_and_come_up():
+    facts = facts_of(Counted())
+    (trip,) = facts.trips
+    assert trip.down == {"params": Size(1), "round": Size(0, 1)}
+    assert trip.up == {"delta": Size(1), "count": Size(0, 1)}
+    assert list(map(str, (*facts.down, *facts.up, total(facts.state)))) == ["d + 1"] * 3
+
+
+def test_sizes_are_those_of_the_settings():
+    momentum, adam = (facts_of(create("mimelite", {"optimizer": name})) for name in ("momentum", "adam"))
+    assert [str(one.down[0]) for one in (momentum, adam)] == ["2d", "3d"]
+    assert adam.state == {"params": Size(1), "m": Size(1), "v": Size(1)}
+    assert [one.name for one in adam.trips[0].passes] == ["train", "sweep"]
+
+
+@pytest.mark.parametrize("name", ["fedper", "fedrep"])
+def test_facts_of_an_algorithm_that_was_fitted_to_a_model(name):
+    facts = facts_of(create(name, {"local": "2816..3206"}))
+    assert facts.kept == {"own": Size(1)}
+    assert "2816..3206" in {setting.value for setting in facts.settings}
+
+
+@pytest.mark.parametrize(("size", "words"), [(Size(), "0"), (Size(1), "d"), (Size(3, 2), "3d + 2"), (Size(0, 4), "4")])
+def test_a_size_is_said_in_parameters(size, words):
+    assert str(size) == words
+
+
+def test_a_setting_has_its_value_its_range_and_its_meaning():
+    settings = {one.name: one for one in facts_of(Counted(pull=2.0, epochs=3)).settings}
+    assert (settings["pull"].value, settings["pull"].values) == (2.0, "a number above 0")
+    assert settings["pull"].meaning == "how strong it is, in words that take two lines."
+    assert settings["epochs"].value == 3
+    assert settings["epochs"].meaning == settings["batch_size"].meaning == "E and B of the paper."
+
+
+def test_the_paper_is_the_citation_that_opens_a_paragraph():
+    assert facts_of(create("fedadam")).paper == "Reddi, ICLR 2021, Algorithm 2"
+    assert facts_of(Counted()).paper == ""
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_every_setting_of_every_algorithm_has_a_meaning(name):
+    facts = facts_of(create(name))
+    assert [one.name for one in facts.settings if not one.meaning] == []
+    assert facts.summary.endswith(".")
+    assert facts.family
+
+
+def test_a_clipped_algorithm_has_the_facts_of_its_inner_one_and_its_bound():
+    facts = facts_of(create("mimelite", {"clip_norm": 0.5, "clip_quantile": 0.8}))
+    (trip,) = facts.trips
+    assert (facts.name, facts.paper) == ("mimelite", facts_of(create("mimelite")).paper)
+    assert (trip.down["clip"], trip.up["clip_indicator"], facts.state["clip_1"]) == (Size(0, 1),) * 3
+    assert [one.name for one in facts.settings if one.name.startswith("clip_")] == [
+        "clip_norm",
+        "clip_quantile",
+        "clip_lr",
+    ]

@@ -1,4 +1,9 @@
+"""Keys: signatures, released models, and private files."""
+
+from __future__ import annotations
+
 import json
+import os
 import stat
 from pathlib import Path
 
@@ -10,10 +15,15 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 
 from fedcore import signing
 from fedcore.bundle import Bundle
-from fedcore.errors import BadSignature, DigestMismatch, InvalidKey
+from fedcore.errors import BadRelease, BadSignature, DigestMismatch, InvalidKey, NotWritten
+from fedcore.model_release import ModelRelease, check_model_name, decode_model_release
 from fedcore.plan import BlobRef, PlanSignature
-from fedcore.signing import SigningKey, public_key, verify
-from tests.fedcore.test_bundle import bundle, rewrite  # noqa: F401  # a fixture
+from fedcore.private_files import write_private, write_whole
+from fedcore.release import Release
+from fedcore.signing import SigningKey, public_key, verified, verify
+from fedcore.succession import SucceedingKey
+from tests.fedcore.test_plan import bundle as bundle  # noqa: PLC0414 - a fixture
+from tests.fedcore.test_plan import rewrite
 
 VECTORS = json.loads((Path(__file__).parents[1] / "vectors" / "signature.json").read_text())
 PLAN, OTHER = BlobRef.of(b"plan"), BlobRef.of(b"another")
@@ -98,13 +108,13 @@ def test_a_key_of_another_kind_is_named(tmp_path):
         SigningKey.load(path)
 
 
-def test_a_bundle_says_who_signed_it_also_when_it_was_signed_twice(bundle, key, tmp_path):  # noqa: F811
+def test_a_bundle_says_who_signed_it_also_when_it_was_signed_twice(bundle, key, tmp_path):
     assert (bundle.manifest.signature, bundle.signer) == (None, None)
     assert bundle.sign(SigningKey.new(tmp_path / "other.pem")).signer != key.signer
     assert Bundle(bundle.sign(key).folder).signer == key.signer
 
 
-def test_a_signature_does_not_survive_a_change_of_the_plan(bundle, key):  # noqa: F811
+def test_a_signature_does_not_survive_a_change_of_the_plan(bundle, key):
     signed = bundle.sign(key)
     tampered = msgspec.structs.replace(signed.plan, name="evil").encode()
     ref = BlobRef.of(tampered)
@@ -114,8 +124,109 @@ def test_a_signature_does_not_survive_a_change_of_the_plan(bundle, key):  # noqa
         _ = Bundle(signed.folder).signer
 
 
-def test_a_damaged_plan_is_not_signed(bundle, key):  # noqa: F811
+def test_a_damaged_plan_is_not_signed(bundle, key):
     (bundle.folder / "blobs" / bundle.manifest.plan.sha256).write_bytes(b"{}")
     with pytest.raises(DigestMismatch):
         bundle.sign(key)
     assert Bundle(bundle.folder).signer is None
+
+
+RELEASE = ModelRelease(
+    population="phones",
+    name="keyboard",
+    number=3,
+    plan=BlobRef.of(b"plan"),
+    parameters=BlobRef.of(b"parameters"),
+    counter=1,
+    evaluation={"evaluate.accuracy": 0.93},
+)
+
+
+@pytest.fixture
+def model_key(tmp_path):
+    return SigningKey.new(tmp_path / "release.key")
+
+
+def test_a_signed_release_of_a_model_is_read_as_it_was_written(model_key):
+    assert verified(model_key.sign_statement(RELEASE), ModelRelease) == RELEASE
+
+
+def test_an_altered_release_of_a_model_is_refused(model_key):
+    signed = model_key.sign_statement(RELEASE)
+    with pytest.raises(BadSignature, match="model release"):
+        verified(msgspec.structs.replace(signed, text=signed.text.replace('"number":3', '"number":4')), ModelRelease)
+
+
+def test_a_model_release_is_not_a_release_for_secure_rounds(model_key):
+    with pytest.raises(BadSignature):
+        verified(model_key.sign_statement(RELEASE), Release)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"version": 2}, {"number": 0}, {"name": "Key board"}, {"name": "a\n"}, {"plan": "x"}, {"counter": -1}],
+    ids=str,
+)
+def test_what_is_no_model_release_is_refused(change):
+    members = json.loads(msgspec.json.encode(RELEASE)) | change
+    with pytest.raises(BadRelease):
+        decode_model_release(json.dumps(members))
+
+
+@pytest.mark.parametrize("name", ["", "-a", "a/b", "..", "A", "a" * 65, "ä", "a\n"])
+def test_names_that_no_model_may_have_are_refused(name):
+    with pytest.raises(BadRelease, match="no name of a model"):
+        check_model_name(name)
+
+
+def test_names_of_models_are_short_and_plain():
+    for name in ("keyboard", "k", "7", "a_b-c", "a" * 64):
+        check_model_name(name)
+
+
+MAKERS = {"succession": lambda path: SucceedingKey.new("server").save(path), "signing": SigningKey.new}
+
+
+@pytest.mark.parametrize("maker", MAKERS)
+def test_the_file_of_a_key_and_its_name_are_on_the_disk(tmp_path, monkeypatch, maker):
+    path, synced, fsync = tmp_path / "key", [], os.fsync
+
+    def noted(handle):
+        fsync(handle)
+        synced.append((os.fstat(handle).st_ino, path.exists()))
+
+    monkeypatch.setattr(os, "fsync", noted)
+    MAKERS[maker](path)
+    assert synced == [(path.stat().st_ino, False), (tmp_path.stat().st_ino, True)]
+
+
+@pytest.mark.parametrize("maker", MAKERS)
+def test_what_a_killed_process_left_keeps_nobody_from_a_key(tmp_path, maker):
+    target, stale = tmp_path / "target", tmp_path / f"key.{os.getpid()}"
+    target.write_text("untouched")
+    stale.symlink_to(target)
+    MAKERS[maker](tmp_path / "key")
+    assert target.read_text() == "untouched"
+    assert {one.name for one in tmp_path.iterdir()} == {"key", "target", stale.name}
+
+
+def test_a_private_file_is_replaced_only_when_told(tmp_path):
+    path = tmp_path / "file"
+    write_private(path, b"first")
+    with pytest.raises(FileExistsError) as refused:
+        write_private(path, b"second")
+    assert (refused.value.filename, path.read_bytes()) == (str(path), b"first")
+    write_private(path, b"second", replace=True)
+    assert (path.read_bytes(), stat.S_IMODE(path.stat().st_mode)) == (b"second", 0o600)
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_file_for_others_is_replaced_whole_with_the_usual_mode(tmp_path):
+    path = tmp_path / "file"
+    path.write_bytes(b"first")
+    usual = path.stat().st_mode
+    write_whole(path, b"second")
+    assert (path.read_bytes(), path.stat().st_mode) == (b"second", usual)
+    with pytest.raises(NotWritten, match=r"missing/file cannot be written: No such file or directory$"):
+        write_whole(tmp_path / "missing" / "file", b"third")
+    assert list(tmp_path.iterdir()) == [path]

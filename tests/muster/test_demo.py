@@ -2,16 +2,26 @@
 
 import json
 import re
+import subprocess
+import sys
+import tomllib
 from contextlib import contextmanager
+from importlib import metadata
+from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
 from safetensors.numpy import load_file
+from typer.testing import CliRunner
 
 from fedcore.bundle import Bundle
+from muster import doctor
+from muster.app import app
+from muster.cli import EXTRAS
 from simulator import read_run
+from simulator.errors import FleetError
 from tests.muster.test_cli import muster
-from tests.muster.test_own_algorithms import MY_ALGOS
+from tests.muster.test_tutorials import MY_ALGOS
 
 
 @pytest.fixture
@@ -101,3 +111,91 @@ def test_demo_runs_an_own_algorithm_in_clear_and_prints_digits(tmp_path, monkeyp
     assert len(re.findall(r"\ba \d", out)) == 10
     assert "every report in the clear" in err
     assert "my_algos:FedMine  1 " in out
+
+
+def test_a_page_and_devices_on_node_train_in_a_secure_round(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    done = CliRunner().invoke(app, ["demo", "--browser", "--rounds", "1", "--devices", "8", "--out", "kept", "--json"])
+    if isinstance(done.exception, FleetError):
+        pytest.skip(str(done.exception))
+    assert done.exit_code == 0, done.exception
+    result = json.loads(done.stdout)
+    assert (result["rounds"], result["devices"], result["counted"]) == (1, 7, 1)
+    assert result["page"] == "Done: round 1, 6 examples, masked: only the sum over many devices can be read."
+    assert (tmp_path / "kept" / "page.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize("wrong", [["--plain"], ["--devices", "7"]])
+def test_a_demo_in_a_browser_that_could_not_be_secure_is_refused(wrong):
+    done = CliRunner().invoke(app, ["demo", "--browser", *wrong])
+    assert (done.exit_code, "its rounds are secure" in done.stderr) == (2, True)
+
+
+CODE = """
+import sys
+from muster.app import app
+app(["doctor", "--json"], standalone_mode=False)
+print(sorted({"torch", "onnxruntime", "onnx", "fastapi", "pygal"} & sys.modules.keys()))
+"""
+
+
+def findings():
+    result = CliRunner().invoke(app, ["doctor", "--json"])
+    facts = json.loads(result.stdout)
+    return result.exit_code, facts["core_works"], {one["name"]: one for one in facts["findings"]}
+
+
+def test_full_installation_runs_the_demo_and_lists_versions():
+    code, works, found = findings()
+    assert (code, works) == (0, True)
+    for name in ("numpy", "torch", "onnxruntime", "fastapi"):
+        assert found[name]["found"] == metadata.version(name)
+    assert found["cores"]["found"].isdecimal()
+
+
+def test_the_doctor_looks_at_every_extra_but_that_of_developers():
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
+    assert {"", *project["optional-dependencies"]} - {"dev"} == set(doctor.EXTRAS)
+
+
+def test_what_the_demo_lacks_fails_and_names_the_extra(monkeypatch):
+    def version(name, real=metadata.version):
+        if name == "torch":
+            raise metadata.PackageNotFoundError(name)
+        return real(name)
+
+    monkeypatch.setattr(metadata, "version", version)
+    code, works, found = findings()
+    assert (code, works) == (1, False)
+    assert (found["torch"]["found"], found["torch"]["get"]) == (None, "pip install 'muster-fl[export]'")
+    assert "muster demo lacks torch" in CliRunner().invoke(app, ["doctor"]).stdout
+
+
+def test_what_only_more_than_the_demo_needs_is_said_and_does_not_fail(monkeypatch, tmp_path):
+    for name in ("PATH", "MUSTER_EXECUTORCH", "MUSTER_SYSROOT"):
+        monkeypatch.setenv(name, str(tmp_path))
+    monkeypatch.setattr(doctor, "POSTGRES", tmp_path)
+    code, works, found = findings()
+    assert (code, works) == (0, True)
+    for name in ("g++", "aarch64-linux-gnu-g++", "qemu-aarch64", "sysroot", "PostgreSQL", "CUDA device"):
+        assert found[name]["found"] is None
+        assert found[name]["get"]
+    assert found["ExecuTorch library, aarch64"]["get"] == "muster device build-executorch --arch aarch64"
+
+
+def test_the_doctor_loads_no_engine():
+    done = subprocess.run([sys.executable, "-c", CODE], capture_output=True, text=True, check=False)
+    assert done.stdout.splitlines()[-1] == "[]", done.stderr
+
+
+def test_a_missing_module_names_an_extra_that_brings_it():
+    def plain(name):
+        return name.lower().replace("_", "-")
+
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"].items()
+    brings = {extra: {plain(doctor.NAME.match(line)[0]) for line in lines} for extra, lines in extras}
+    brings["coordinator"] |= {"pydantic", "starlette"}  # through fastapi
+    distributions = metadata.packages_distributions()
+    for module, extra in EXTRAS.items():
+        assert brings[extra] & set(map(plain, distributions[module])), module

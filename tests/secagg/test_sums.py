@@ -16,7 +16,6 @@ from tests.secagg.cohort import EXACT, Cohort, dimension, integers, invitation
 
 pytestmark = pytest.mark.security("honest devices: leave at any time")
 
-STAGES = ("M1", "M3", "M5", "M7", "M9", "M11")
 SMALL = invitation(mode=HONEST, segments=(PackedSegment(3, 16, 8, 0.0, 255.0),), min_sum=2)
 
 

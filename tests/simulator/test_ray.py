@@ -1,11 +1,13 @@
-"""A training on a Ray cluster is that of one process, bit for bit, also when workers die; and what is wrong is said."""
+"""Runs over machines with Ray."""
 
 import dataclasses
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
+import threading
 
 import pytest
 
@@ -19,7 +21,7 @@ from simulator.engines.computing import Computing
 from simulator.engines.graphs import export_graphs
 from simulator.engines.workers.ray_cluster import connect
 from simulator.errors import EngineError, ProcessDied
-from simulator.simulation import simulate
+from simulator.simulation import simulate, training_of
 from tests.simulator.test_engine import uneven
 
 POPULATION = uneven((3, 17, 5, 12, 1, 30, 9, 4, 11, 6))
@@ -166,3 +168,92 @@ def test_a_simulation_on_ray_has_the_digest_of_one_process(ray):
     config = SimulationConfig(model="logreg", rounds=2, cohort=6, engine="torch", processes=1)
     sharded = simulate(dataclasses.replace(config, processes=2, ray="auto"))
     assert sharded == simulate(config)
+
+
+@pytest.mark.parametrize("address", ["6379", "ray://head:10001", "head:port", "LOCAL"])
+def test_an_address_of_another_form_is_refused(address):
+    with pytest.raises(EngineError, match=r"a Ray cluster is auto, local or HOST:PORT, .*, not "):
+        connect(address, None)
+
+
+def test_an_address_where_nothing_or_no_cluster_answers_is_refused():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+
+        def answer():
+            with server.accept()[0] as connection:
+                connection.sendall(b"HTTP/1.1 400 Bad Request\r\n")
+
+        answering = threading.Thread(target=answer)
+        answering.start()
+        with pytest.raises(EngineError, match=f"something else than a Ray cluster answers at {address}"):
+            connect(address, None)
+        answering.join()
+    with pytest.raises(EngineError, match=rf"no Ray cluster answers at {address}: .*refused; `ray start --head`"):
+        connect(address, None)
+
+
+def test_without_ray_the_way_to_install_it_is_said(monkeypatch):
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(EngineError, match=r"ray is not installed: pip install 'muster-fl\[ray\]'"):
+        connect("local", None)
+
+
+def test_ray_is_refused_where_it_does_nothing():
+    with pytest.raises(EngineError, match="ray is for federated training, not for the baseline local"):
+        SimulationConfig(model="logreg", ray="auto", baseline="local")
+    with pytest.raises(EngineError, match=r"'cuda:1' is one GPU, which several processes do not share"):
+        training_of(SimulationConfig(model="logreg", ray="auto", device="cuda:1"))
+
+
+@pytest.fixture
+def two_machines():
+    """A cluster, and the machine that may be taken from it."""
+    import ray  # takes a second, in every process that collects tests
+    from ray.cluster_utils import Cluster
+
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1})
+    yield cluster, cluster.add_node(num_cpus=1)
+    ray.shutdown()
+    cluster.shutdown()
+
+
+def stuck(begun, lost, machine):
+    """FedAvg with which a worker on one machine never ends the block that it began, and others begin none before.
+
+    begun, lost: pipes on which that worker tells that it is at its block, and others hear that the machine is lost.
+    """
+    gate = [lost]
+
+    class Stuck(FedAvg):
+        def report(self, broadcast, carries):
+            import ray
+
+            if broadcast["params"].device.type == "cpu":  # else it is a rehearsal, on no device
+                if ray.get_runtime_context().get_node_id() == machine:
+                    begun.write_bytes(b"")
+                    threading.Event().wait()
+                while gate:
+                    gate.pop().read_bytes()
+            return super().report(broadcast, carries)
+
+    return Stuck(batch_size=5)
+
+
+@pytest.mark.long
+def test_a_training_outlives_a_machine_of_its_cluster(two_machines, tmp_path):
+    cluster, machine = two_machines
+    begun, lost = tmp_path / "begun", tmp_path / "lost"
+    os.mkfifo(begun)
+    os.mkfifo(lost)
+    assert connect(cluster.address, None) == 2
+
+    def lose_machine():
+        begun.read_bytes()
+        cluster.remove_node(machine, allow_graceful=False)
+        lost.write_bytes(b"")
+
+    loss = threading.Thread(target=lose_machine)
+    loss.start()
+    agree(engine(FedAvg(batch_size=5), on_ray=False), engine(stuck(begun, lost, machine.node_id), on_ray=True))
+    loss.join()

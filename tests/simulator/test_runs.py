@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import math
 import multiprocessing
 import os
 import resource
@@ -12,12 +13,14 @@ from pathlib import Path
 
 import pytest
 
+from coordinator.rules.task_settings import MOST_LOSS_GROWTH
 from fedcore.schedule import ServerSchedule
 from simulator.configuration import SimulationConfig, to_config
 from simulator.errors import EngineError, ProcessDied, RunError, RunNotKept
 from simulator.runs.reading import read_metrics, read_result, read_run, to_toml
 from simulator.runs.running import resume_run, start_run
 from simulator.simulation import completed, simulate
+from simulator.training import LOSS, START, Watch
 from tests.sampled import sampled
 
 # SCAFFOLD's clients keep vectors.
@@ -345,3 +348,19 @@ def test_the_data_of_a_run_are_found_from_any_folder(tmp_path, monkeypatch):
     config = completed(SimulationConfig(model="mlp", dataset="mine", data=Path("data")))
     assert (config.dataset, config.data) == (str(tmp_path / "mine"), tmp_path / "data")
     assert completed(SimulationConfig(model="mlp", dataset="digits")).dataset == "digits"
+
+
+@pytest.mark.parametrize("name", ["train.loss", LOSS])
+@pytest.mark.parametrize(
+    ("loss", "explodes"),
+    [(2 * MOST_LOSS_GROWTH, False), (2.001 * MOST_LOSS_GROWTH, True), (math.nan, True), (math.inf, True)],
+)
+def test_a_loss_explodes_that_is_ten_times_the_first_or_no_number(name, loss, explodes):
+    watch = Watch([{"round": 1, name: 2.0}])
+    assert watch.look({"round": 2, name: loss}) == explodes
+    assert (watch.words is not None) == explodes
+
+
+def test_losses_are_held_against_the_one_before_training():
+    watch = Watch([{"round": 0, START: 1.0}])
+    assert watch.look({"round": 1, LOSS: 1.001 * MOST_LOSS_GROWTH})

@@ -1,5 +1,8 @@
-"""The accountant against formulas of its own kind, dp-accounting's other paths, and enumerated participations."""
+"""Privacy: what is spent, what a certificate says, and the noise of devices' sums."""
 
+from __future__ import annotations
+
+import hashlib
 import itertools
 import math
 import sys
@@ -8,6 +11,7 @@ import dp_accounting
 import msgspec
 import numpy as np
 import pytest
+from scipy.special import ive
 
 from fedcore.errors import PrivacyError
 from fedcore.privacy.accounting import (
@@ -15,10 +19,15 @@ from fedcore.privacy.accounting import (
     block,
     calibrated,
     coefficients,
+    divergence,
+    inverse_row,
     spent,
     tree_sensitivity_squared,
 )
+from fedcore.privacy.certificate import CertifiedLedger, PrivacyCertificate, ledger_digest
 from fedcore.privacy.settings import LEAST_NOISE, MOST_NOISE, LedgerEntry, Noise, Privacy
+from fedcore.privacy.verification import verify
+from fedcore.signing import SigningKey
 
 DELTA = 1e-5
 
@@ -219,3 +228,124 @@ def test_the_least_and_the_most_noise_of_devices_have_an_epsilon(multiplier):
 def test_a_row_of_the_ledger_survives_json():
     entry = LedgerEntry(round=3, clip=0.5, devices=20, noise_multiplier=1.5, min_separation_rounds=4)
     assert msgspec.json.decode(msgspec.json.encode(entry), type=LedgerEntry) == entry
+
+
+MODEL = b"a model"
+
+
+@pytest.fixture
+def wrong(tmp_path):
+    """What is wrong with a ledger, (round, clip) of each row, that its coordinator signed; first words only."""
+    key = SigningKey.new(tmp_path / "key.pem")
+
+    def check(rows, after=None, **noise):
+        privacy = Privacy(noise_multiplier=5.0, epsilon=100.0, delta=1e-6, users=1000, **noise)
+        facts = {name: getattr(privacy, name) for name in Noise.__struct_fields__}
+        ledger = tuple(LedgerEntry(**facts, round=number, clip=clip, devices=10) for number, clip in rows)
+        certificate = PrivacyCertificate(
+            task="t", round=after or rows[-1][0], model=hashlib.sha256(MODEL).hexdigest(), privacy=privacy,
+            rounds=len(ledger), epsilon=spent(ledger, privacy.delta), ledger=ledger_digest(ledger),
+        )  # fmt: skip
+        signed = key.sign_statement(certificate)
+        return [one.partition(":")[0] for one in verify(MODEL, CertifiedLedger(signed, ledger)).wrong]
+
+    return check
+
+
+def test_rounds_left_out_are_refused_where_their_distance_counts(wrong):
+    assert wrong([(number, 1.0) for number in (1, 3, 5)], min_separation_rounds=2) == ["rounds"]
+
+
+def test_rounds_without_devices_are_allowed_where_no_distance_counts(wrong):
+    assert wrong([(number, 1.0) for number in (1, 3, 5)]) == []
+
+
+@pytest.mark.parametrize("noise", [{"mechanism": "tree"}, {"mechanism": "banded", "bands": 2}])
+def test_bounds_that_differ_are_refused_where_noise_is_taken_back(wrong, noise):
+    separation = {"min_separation_rounds": noise.get("bands", 1)}
+    assert wrong([(1, 1.0), (2, 2.0)], **noise, **separation) == ["clip"]
+    assert wrong([(1, 2.0), (2, 2.0)], **noise, **separation) == []
+
+
+def test_bounds_may_differ_where_each_round_has_noise_of_its_own(wrong):
+    assert wrong([(1, 1.0), (2, 2.0)]) == []
+
+
+def test_a_trained_model_without_noisy_sums_is_refused(wrong):
+    assert wrong([], after=7) == ["rounds"]
+
+
+def test_devices_drawn_by_chance_alone_are_not_believed(wrong):
+    assert wrong([(1, 1.0)], sampling_probability=0.1) == ["sampling_probability"]
+
+
+ROUNDS = 21
+
+
+def tree():
+    matrix_TT = np.zeros((ROUNDS, ROUNDS))
+    for end in range(1, ROUNDS + 1):
+        matrix_TT[end - 1, end - block(end) : end] = 1
+    return matrix_TT
+
+
+def banded(bands):
+    shifted = [c * np.eye(ROUNDS, k=-k) for k, c in enumerate(coefficients(bands))]
+    return np.sum(shifted, axis=0)
+
+
+@pytest.mark.parametrize(
+    ("mechanism", "bands", "matrix_TT"),
+    [("gaussian", 1, np.eye(ROUNDS)), ("tree", 1, tree()), ("banded", 2, banded(2)), ("banded", 7, banded(7))],
+)
+def test_row_of_the_inverse_is_that_of_linear_algebra(mechanism, bands, matrix_TT):
+    inverse_TT = np.linalg.inv(matrix_TT)
+    for step in range(1, ROUNDS + 1):
+        row_T = np.zeros(ROUNDS)
+        for before, weight in inverse_row(mechanism, bands, step).items():
+            row_T[before - 1] = weight
+        np.testing.assert_allclose(row_T, inverse_TT[step - 1], atol=1e-12)
+
+
+def skellam_rows(count, **facts):
+    given = {"noise_multiplier": 1.5, "mechanism": "distributed", "clip": 1.0, "devices": 40, "honest": 30}
+    return [LedgerEntry(**given | {"square": 10_000} | facts, round=number) for number in range(1, count + 1)]
+
+
+def exact(variance, moved, order):
+    """The Rényi divergence of Skellam noise from itself, moved by a whole number, summed up over all numbers."""
+    reach = math.ceil(25 * math.sqrt(variance))
+    k = np.arange(-reach, reach + 1)
+    here, there = np.log(ive(np.abs(k), variance)), np.log(ive(np.abs(k - moved), variance))
+    return np.logaddexp.reduce(order * there - (order - 1) * here) / (order - 1)
+
+
+@pytest.mark.parametrize("moved", [1, 3, 20])
+@pytest.mark.parametrize("order", [2, 5])
+def test_divergence_is_no_less_than_that_of_the_distribution(moved, order):
+    for multiplier in (0.7, 2.0):
+        (row,) = skellam_rows(1, noise_multiplier=multiplier, square=moved**2)
+        truth = exact(multiplier**2 * moved**2, moved, order)
+        claimed = divergence([row], order)
+        assert truth <= claimed * (1 + 1e-9)
+        if moved == 20 and multiplier == 2:
+            assert claimed <= 1.05 * truth
+
+
+def test_fine_steps_spend_hardly_more_than_gaussian_noise():
+    gaussian = spent([Noise(noise_multiplier=1.5)] * 9, 1e-3)
+    fine, coarse = spent(skellam_rows(9), 1e-3), spent(skellam_rows(9, square=4), 1e-3)
+    assert gaussian < fine < 1.15 * gaussian
+    assert coarse > 1.05 * fine
+
+
+def test_separation_of_rounds_lets_a_device_be_in_fewer():
+    apart = {"min_separation_rounds": 3}
+    assert spent(skellam_rows(9, **apart), 1e-5) == spent(skellam_rows(3), 1e-5)
+
+
+def test_row_of_devices_needs_the_facts_of_their_noise():
+    with pytest.raises(PrivacyError, match="square must be above 0 if distributed"):
+        skellam_rows(1, square=0)
+    with pytest.raises(PrivacyError, match="honest must be at most the devices"):
+        skellam_rows(1, honest=41)
