@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import torch
 from msgspec import UNSET
-from msgspec.structs import replace
 
 from device_runtime.backends import BACKENDS, FORMATS
 from device_runtime.backends.onnxruntime import OnnxRuntime
@@ -14,13 +13,11 @@ from device_runtime.examples import open_examples
 from device_runtime.state.cache import BlobCache
 from device_runtime.trainer import InProcess, Limits, Texts
 from device_runtime.work import Worker
-from export.build import build_plan
+from export.build import export_bundle
 from export.errors import InvalidModel
 from export.huggingface.folder import load
 from export.huggingface.modules import LastToken
 from export.model import GradientOracle, Model
-from export.predict import build_predict
-from fedcore import checkpoint
 from fedcore.algorithms import create
 from fedcore.plan import PREDICT, BlobRef, ExampleSpec
 from tests.device_runtime.test_releases import assignment
@@ -225,25 +222,21 @@ def test_both_formats_step_and_predict_as_torch_does_on_texts_that_end(task, tmp
         Model(load(folder, task=task, tokens=LENGTH)),
         create("fedavg", {"batch_size": 4, "client_lr": 1}),
     )
-    plan, blobs = build_plan(model, algorithm, tuple(FORMATS))
-    predict, graphs = build_predict(model, tuple(FORMATS))
-    plan, blobs = replace(plan, predict=predict), blobs | graphs
-    state = checkpoint.encode({"params": model.initial})
-    blobs |= {BlobRef.of(blob): blob for blob in (plan.encode(), state)}
+    bundle = export_bundle(model, algorithm, tmp_path / "plan", targets=tuple(FORMATS))
     rows, plain = tokens_of(model, folder, TEXTS)
     examples = {"text": rows.numpy()} | {item.name: np.arange(3) % 2 for item in model.spec.fields[1:]}
     np.savez(tmp_path / "examples.npz", **examples)
     batch = {name: torch.from_numpy(values) for name, values in examples.items()}
     _, gradient_D, _ = GradientOracle(model, batch, torch.ones(3))(torch.from_numpy(model.initial))
-    cache = BlobCache(tmp_path / "blobs", lambda ref, part: part.append(blobs[ref]))
-    given = assignment(plan=BlobRef.of(plan.encode()), checkpoint=BlobRef.of(state))
-    for form, ref in plan.predict.graphs.items():
+    cache = BlobCache(tmp_path / "blobs", lambda ref, part: part.append(bundle.read(ref)))
+    given = assignment(plan=bundle.manifest.plan, checkpoint=bundle.manifest.state)
+    for form, ref in bundle.plan.predict.graphs.items():
         backend = BACKENDS[FORMATS[form]]()
         worker = Worker(InProcess(backend), open_examples(tmp_path / "examples.npz"), cache, lambda: True)
-        change_D = worker.train(given, plan, Limits(4_000_000_000, 600.0)).values[: model.schema.size]
+        change_D = worker.train(given, bundle.plan, Limits(4_000_000_000, 600.0)).values[: model.schema.size]
         torch.testing.assert_close(torch.from_numpy(change_D), -gradient_D, rtol=1e-4, atol=1e-6)
-        graph = backend.load(blobs[ref], PREDICT)
+        graph = backend.load(bundle.read(ref), PREDICT)
         for row, ids in zip(examples["text"], plain, strict=True):
-            found = outputs_of(graph, plan.predict, model, model.initial, {"text": row[None]})["output"][0]
+            found = outputs_of(graph, bundle.plan.predict, model, model.initial, {"text": row[None]})["output"][0]
             wanted = model.predict({}, {"text": ids})["output"][0].detach().numpy()
             np.testing.assert_allclose(found[: len(wanted)], wanted, rtol=0, atol=1e-5)
