@@ -30,15 +30,6 @@ from cryptography.x509.verification import Criticality, ExtensionPolicy, PolicyB
 from authority.errors import BadAndroidFile, BadAppleFile, BadSecret, NotAttested
 from fedcore.decoding import converter
 from fedcore.wire import messages
-from fedcore.wire.messages import (
-    MOST_CERTIFICATES,
-    AndroidKey,
-    AppAttest,
-    SharedSecret,
-    Unattested,
-    attestation_challenge,
-    shared_secret_proof,
-)
 
 UNREADABLE = (
     ValueError,
@@ -161,7 +152,7 @@ class AndroidPhones:
             if "play_integrity" in table:
                 raise BadAndroidFile(f"{path}: play_integrity {_NO_PLAY_INTEGRITY}")
             settings = _SETTINGS(table)
-            roots = Roots.load(path.parent / settings.roots, MOST_CERTIFICATES)
+            roots = Roots.load(path.parent / settings.roots, messages.MOST_CERTIFICATES)
             listed = path.parent / settings.revoked if settings.revoked is not None else None
             return cls(settings, roots, frozenset() if listed is None else _serials(listed))
         except OSError as error:
@@ -430,23 +421,23 @@ class Attestation:
     def check(self, evidence: messages.Attestation, key: str, created: int) -> str:
         """The kind of the evidence for a public key, in a request signed at `created`. Raises NotAttested."""
         match evidence:
-            case SharedSecret(proof):
+            case messages.SharedSecret(proof):
                 if self.secret is None:
                     raise NotAttested("no enrolment secret is known here")
-                if not hmac.compare_digest(proof, shared_secret_proof(self.secret, key, created)):
+                if not hmac.compare_digest(proof, messages.shared_secret_proof(self.secret, key, created)):
                     raise NotAttested("the proof was not made with the enrolment secret that is known here")
                 return "shared-secret"
-            case AndroidKey(chain):
+            case messages.AndroidKey(chain):
                 if self.phones is None:
                     raise NotAttested("no Android phone is taken here")
-                self.phones.check(chain, attestation_challenge(key, created), created)
+                self.phones.check(chain, messages.attestation_challenge(key, created), created)
                 return "android-key"
-            case AppAttest(statement):
+            case messages.AppAttest(statement):
                 if self.apples is None:
                     raise NotAttested("no iOS device is taken here")
-                self.apples.check(statement, attestation_challenge(key, created), created)
+                self.apples.check(statement, messages.attestation_challenge(key, created), created)
                 return "app-attest"
-            case Unattested():
+            case messages.Unattested():
                 if not self.accept_unattested:
                     raise NotAttested("no device is taken here without an attestation")
                 return "none"

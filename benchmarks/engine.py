@@ -13,19 +13,9 @@ from typing import Any
 
 import torch
 
+from benchmarks import engine_workloads
 from benchmarks.engine_peers import compare
 from benchmarks.engine_processes import scaling, seconds_on_cores
-from benchmarks.engine_workloads import (
-    BARE_CLIENTS,
-    WORKLOADS,
-    Workload,
-    bare_seconds,
-    clock,
-    fedavg,
-    grown,
-    steps_of,
-    wait,
-)
 from benchmarks.runner import EngineOptions
 from muster.output import Say
 from simulator.engine import Engine
@@ -65,10 +55,12 @@ def run(options: EngineOptions, say: Say) -> dict[str, Any]:
 
 def _measured(options: EngineOptions, device: torch.device, say: Say) -> Iterator[tuple[str, dict[str, Any]]]:
     on_cpu = device.type == "cpu"
-    for name, workload in (WORKLOADS if on_cpu else WORKLOADS | grown()).items():
+    for name, workload in (
+        engine_workloads.WORKLOADS if on_cpu else engine_workloads.WORKLOADS | engine_workloads.grown()
+    ).items():
         say(name)
         figures = _measure(workload, options.engine, device, options.rounds)
-        if not on_cpu and name in WORKLOADS:
+        if not on_cpu and name in engine_workloads.WORKLOADS:
             say(f"{name} on all cores")
             cores_s = seconds_on_cores(name, options.rounds)
             figures["cores_seconds_per_round"] = cores_s
@@ -76,21 +68,23 @@ def _measured(options: EngineOptions, device: torch.device, say: Say) -> Iterato
         yield name, figures
 
 
-def _measure(workload: Workload, kind: Wanted, device: torch.device, rounds: int) -> dict[str, Any]:
-    model, users, algorithm = workload.model(), workload.population(), fedavg()
+def _measure(workload: engine_workloads.Workload, kind: Wanted, device: torch.device, rounds: int) -> dict[str, Any]:
+    model, users, algorithm = workload.model(), workload.population(), engine_workloads.fedavg()
     ours, reference = [], []
-    with bare_seconds(model, users, device) as seconds_of_bare:
+    with engine_workloads.bare_seconds(model, users, device) as seconds_of_bare:
         keep_freed_memory()
         choice = choose(kind, model, algorithm, users, Computing(str(device)))
         engine = Engine(model, algorithm, users, computing=choice.computing)
         for number in range(rounds + 1):
             cohort = users.sample(workload.cohort, 0, number)
-            start = clock(device)
+            start = engine_workloads.clock(device)
             engine.run_round(number, cohort)
-            wait(device)
-            ours.append(clock(device) - start)
-            few = cohort[:BARE_CLIENTS]
-            reference.append(seconds_of_bare(few) * steps_of(users, cohort) / steps_of(users, few))
+            engine_workloads.wait(device)
+            ours.append(engine_workloads.clock(device) - start)
+            few = cohort[: engine_workloads.BARE_CLIENTS]
+            reference.append(
+                seconds_of_bare(few) * engine_workloads.steps_of(users, cohort) / engine_workloads.steps_of(users, few)
+            )
     # The first round warms caches and allocators.
     seconds, yardstick = statistics.median(ours[1:]), statistics.median(reference[1:])
     return {

@@ -19,16 +19,7 @@ import msgspec
 import numpy as np
 import torch
 
-from benchmarks.engine_workloads import (
-    BATCH,
-    CLASSES,
-    CLIENT_LR,
-    WORKLOADS,
-    Workload,
-    bare_seconds,
-    fedavg,
-    steps_of,
-)
+from benchmarks import engine_workloads
 from benchmarks.usage import Peer, PeerError, cpu_s_of, python_with, started
 from export.model import Model
 from fedcore.params import Float32
@@ -62,7 +53,7 @@ TARGETS = {"to_bare": {"W1": 0.75, "W2": 0.6, "W3": 0.6}, "best_peer_to_muster":
 def compare(
     rounds: int,
     say: Say,
-    workloads: Mapping[str, Workload] = WORKLOADS,
+    workloads: Mapping[str, engine_workloads.Workload] = engine_workloads.WORKLOADS,
     peers: Mapping[str, tuple[str, str | None]] = PEERS,
 ) -> dict[str, Any]:
     """CPU seconds of a round of every engine and peer on every workload, after one that warms caches and compiles.
@@ -106,10 +97,12 @@ def compare(
 class _Race:
     """A workload that all train on in turns. folder: takes the files for peers. stack: ends processes."""
 
-    def __init__(self, workload: Workload, rounds: int, folder: Path, stack: ExitStack) -> None:
+    def __init__(self, workload: engine_workloads.Workload, rounds: int, folder: Path, stack: ExitStack) -> None:
         self._model, self._users = workload.model(), workload.population()
         # Forked before the allocator is told to keep memory.
-        self._bare_seconds = stack.enter_context(bare_seconds(self._model, self._users, torch.device("cpu")))
+        self._bare_seconds = stack.enter_context(
+            engine_workloads.bare_seconds(self._model, self._users, torch.device("cpu"))
+        )
         keep_freed_memory()
         self._cohorts = [self._users.sample(workload.cohort, 0, number) for number in range(rounds + 1)]
         _write(self._model, self._users, self._cohorts, folder)
@@ -119,7 +112,7 @@ class _Race:
         self._losses: dict[str, float] = {}
 
     def _engine(self, kind: Wanted) -> Engine:
-        algorithm = fedavg()
+        algorithm = engine_workloads.fedavg()
         choice = choose(kind, self._model, algorithm, self._users, Computing())
         return Engine(self._model, algorithm, self._users, computing=choice.computing)
 
@@ -133,7 +126,7 @@ class _Race:
         self._spent[BARE].append(self._bare_seconds(cohort))
         for name, engine in self._engines.items():
             self._spent[name].append(cpu_s_of(partial(engine.run_round, number + 1, cohort)))
-        expected = steps_of(self._users, cohort)
+        expected = engine_workloads.steps_of(self._users, cohort)
         for name, peer in self._peers.items():
             seconds, steps = peer.round()
             self._spent[name].append(seconds)
@@ -184,9 +177,9 @@ def _write(model: Model, users: Population, cohorts: Sequence[Sequence[int]], fo
     """Write what peers read: see benchmarks/peers/turns.py."""
     settings = {
         "model": model.spec.name,
-        "classes": CLASSES,
-        "batch_size": BATCH,
-        "client_lr": CLIENT_LR,
+        "classes": engine_workloads.CLASSES,
+        "batch_size": engine_workloads.BATCH,
+        "client_lr": engine_workloads.CLIENT_LR,
         "cohorts": cohorts,
     }
     (folder / "workload.json").write_bytes(msgspec.json.encode(settings))

@@ -24,22 +24,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from fedcore import checkpoint
 from fedcore.plan import BlobRef, Plan, in_turn
 from fedcore.report import ReportLayout
-from fedcore.wire.messages import (
-    Accepted,
-    Assignment,
-    AssignmentAnswer,
-    CheckIn,
-    CheckInAnswer,
-    Enrol,
-    Enrolled,
-    Receipt,
-    Rejected,
-    RetryWindow,
-    StatedCapabilities,
-    Unattested,
-    decode,
-    encode,
-)
+from fedcore.wire import messages
 from fedcore.wire.signatures import DIGEST, PublicKey, SignableRequest, Signer, content_digest
 
 T = TypeVar("T")
@@ -50,7 +35,7 @@ RETRIED = frozenset({429, 503})
 ENROLLING = 16
 _HOLD_SHARE = 0.2
 _JSON, _BYTES = "application/json", "application/octet-stream"
-_CAPABILITIES = StatedCapabilities(runtime="muster-load", version="1", engine="none", formats=("onnx",))
+_CAPABILITIES = messages.StatedCapabilities(runtime="muster-load", version="1", engine="none", formats=("onnx",))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,9 +146,9 @@ class LoadFleet(AbstractAsyncContextManager["LoadFleet"]):
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def check_in(self, device: LoadDevice) -> Accepted | Rejected:
+    async def check_in(self, device: LoadDevice) -> messages.Accepted | messages.Rejected:
         """One check-in without retries. Raises Refusal, or aiohttp's errors."""
-        answer: CheckInAnswer = await self._message(device, self._checking_in(), CheckInAnswer)
+        answer: messages.CheckInAnswer = await self._message(device, self._checking_in(), messages.CheckInAnswer)
         return answer
 
     def signed_check_in(self, device: LoadDevice) -> bytes:
@@ -175,13 +160,15 @@ class LoadFleet(AbstractAsyncContextManager["LoadFleet"]):
 
     def _checking_in(self) -> Call:
         path = f"/v1/populations/{POPULATION}/checkins"
-        return Call("POST", path, encode(CheckIn(capabilities=_CAPABILITIES, examples={"default": 8})))
+        return Call(
+            "POST", path, messages.encode(messages.CheckIn(capabilities=_CAPABILITIES, examples={"default": 8}))
+        )
 
     async def _enrol(self, behaviour: Behaviour) -> LoadDevice:
         key = Ed25519PrivateKey.generate()
         newcomer = LoadDevice(Signer(PublicKey.of(key).text, key), behaviour)
-        call = Call("POST", "/v1/devices", encode(Enrol(attestation=Unattested())))
-        enrolled: Enrolled = await self._retrying(lambda: self._message(newcomer, call, Enrolled))
+        call = Call("POST", "/v1/devices", messages.encode(messages.Enrol(attestation=messages.Unattested())))
+        enrolled: messages.Enrolled = await self._retrying(lambda: self._message(newcomer, call, messages.Enrolled))
         return LoadDevice(Signer(enrolled.device, key), behaviour)
 
     async def _run(self, device: LoadDevice) -> None:
@@ -198,7 +185,7 @@ class LoadFleet(AbstractAsyncContextManager["LoadFleet"]):
     async def _session(self, device: LoadDevice) -> tuple[str, float]:
         """One session. Returns its ending, and the device's rest after it."""
         answer, _ = await self._drawn(device)
-        if isinstance(answer, Rejected):
+        if isinstance(answer, messages.Rejected):
             return answer.reason, self._delay_s(answer)
         if device.behaviour == "silent":
             await self._report(device, answer)
@@ -210,15 +197,15 @@ class LoadFleet(AbstractAsyncContextManager["LoadFleet"]):
             if hold is not None:
                 hold.cancel()
 
-    async def _drawn(self, device: LoadDevice) -> tuple[AssignmentAnswer, RetryWindow]:
+    async def _drawn(self, device: LoadDevice) -> tuple[messages.AssignmentAnswer, messages.RetryWindow]:
         """Check in and wait. Returns the assignment or the rejection, and the device's window after the session."""
         check_in = await self._retrying(lambda: self.check_in(device))
-        if isinstance(check_in, Rejected):
+        if isinstance(check_in, messages.Rejected):
             return check_in, check_in.retry
         call = Call("POST", f"/v1/sessions/{check_in.session}/assignments", prefer_s=self.config.wait_s)
-        return await self._retrying(lambda: self._message(device, call, AssignmentAnswer)), check_in.retry
+        return await self._retrying(lambda: self._message(device, call, messages.AssignmentAnswer)), check_in.retry
 
-    async def _hold(self, device: LoadDevice, assignment: Assignment) -> None:
+    async def _hold(self, device: LoadDevice, assignment: messages.Assignment) -> None:
         """Hold the assignment during the session. A device that is not needed learns so when it sends its report."""
         wait_s = _HOLD_SHARE * (assignment.lost_after_s or assignment.report_within_s)
         call = Call("GET", f"/v1/assignments/{assignment.assignment}", prefer_s=self.config.wait_s)
@@ -236,7 +223,7 @@ class LoadFleet(AbstractAsyncContextManager["LoadFleet"]):
             except (aiohttp.ClientError, OSError):
                 rest_s = wait_s
 
-    async def _work(self, device: LoadDevice, assignment: Assignment) -> tuple[str, float]:
+    async def _work(self, device: LoadDevice, assignment: messages.Assignment) -> tuple[str, float]:
         body, digest = await self._report(device, assignment)
         upload = Call("PUT", f"/v1/assignments/{assignment.assignment}/report", body, digest)
         if device.behaviour == "killed":
@@ -245,13 +232,13 @@ class LoadFleet(AbstractAsyncContextManager["LoadFleet"]):
         self.trained += 1
         await self.may_upload.wait()
         async with self._uploads:
-            await self._retrying(lambda: self._message(device, upload, Receipt))
+            await self._retrying(lambda: self._message(device, upload, messages.Receipt))
         return "reported", self.config.pause_s
 
-    def _delay_s(self, rejected: Rejected) -> float:
+    def _delay_s(self, rejected: messages.Rejected) -> float:
         return self._random.uniform(rejected.retry.min_s, rejected.retry.max_s)
 
-    async def _report(self, device: LoadDevice, assignment: Assignment) -> tuple[bytes, str]:
+    async def _report(self, device: LoadDevice, assignment: messages.Assignment) -> tuple[bytes, str]:
         """A report of zeros and its digest.
 
         One device fetches the plan for all. Every device requests the checkpoint; only the first one receives it.
@@ -307,7 +294,7 @@ class LoadFleet(AbstractAsyncContextManager["LoadFleet"]):
         raise AssertionError("unreachable")
 
     async def _message(self, device: LoadDevice, call: Call, kind: Any) -> Any:
-        return decode(await self._ask(device, call), kind)
+        return messages.decode(await self._ask(device, call), kind)
 
     async def _ask(self, device: LoadDevice, call: Call) -> bytes:
         try:

@@ -22,8 +22,7 @@ from muster.header import header
 from muster.options.settings import parameters_of
 from muster.options.simulate import Data
 from muster.output import Json, doing, emit
-from muster.plain import say as say_line
-from muster.plain import show_table
+from muster.plain import say as say_line, show_table
 
 # The options of every benchmark: a docstring is the help of its command, a field with a `typer.Option` an option.
 #

@@ -30,31 +30,12 @@ from cryptography.hazmat.primitives.ciphers.modes import CTR
 from benchmarks.runner import SecaggOptions
 from benchmarks.usage import in_turns, least_cpu_s
 from muster.output import Say
-from secagg import keys, packing, parameters
+from secagg import keys, messages, packing, parameters
 from secagg.client import Client, SessionInput
 from secagg.client_state import AggregationPolicy
 from secagg.graph import NeighbourGraph, root_of, sha256
 from secagg.keys import DEVICE_BYTES, NO_CREDENTIAL, PairKey, issue
 from secagg.masking import LITTLE, Mask, Words, add_masks
-from secagg.messages import (
-    ACTIVE,
-    DONE,
-    HONEST,
-    NO_BEACON,
-    UNSIGNED,
-    Advertise,
-    Confirmations,
-    Deliver,
-    Included,
-    Invite,
-    Masked,
-    Roster,
-    SessionResult,
-    Shares,
-    Survivors,
-    draw_beacon,
-    survivors_digest,
-)
 from secagg.packing import PackedSegment
 from secagg.parameters import GraphParameters
 from secagg.server import Server
@@ -92,10 +73,10 @@ class Workload(msgspec.Struct, frozen=True):
         """The devices that upload: position 0, which is measured, and the first of the others."""
         return frozenset(range(self.n - round(self.n * self.dropout)))
 
-    def invite(self) -> Invite:
+    def invite(self) -> messages.Invite:
         """The invitation of the session."""
-        mode = ACTIVE if self.signed else HONEST
-        return Invite(mode, HASH, 1, 0, self.n, 2, 1000, HASH, HASH, (self.segment,))
+        mode = messages.ACTIVE if self.signed else messages.HONEST
+        return messages.Invite(mode, HASH, 1, 0, self.n, 2, 1000, HASH, HASH, (self.segment,))
 
 
 def run(options: SecaggOptions, say: Say) -> dict[str, Any]:
@@ -171,23 +152,23 @@ def _client(workload: Workload) -> tuple[float, tuple[int, int]]:
         server.receive(slot, _answer(client, server.invitation))
     roster = server.advance().roster
     chosen = server.parameters
-    beacon = draw_beacon(authority, invite.hash, chosen, root_of(roster)) if roster else b""
+    beacon = messages.draw_beacon(authority, invite.hash, chosen, root_of(roster)) if roster else b""
     rosters = server.advance(beacon).messages
     shared = watch.step(device, rosters[0])
 
     sid, n = shared[2:34], workload.n
-    near = [entry.position for entry in Roster.decode(rosters[0], invite.hash, n).neighbours]
+    near = [entry.position for entry in messages.Roster.decode(rosters[0], invite.hash, n).neighbours]
     everyone = frozenset(range(n))
     boxes = {position: _box_for_0(clients[position], rosters[position], sid, invite) for position in near}
-    watch.step(device, Deliver(everyone, boxes).encode(sid, n))
-    watch.step(device, Included(everyone).encode(sid, n))
-    watch.step(device, Survivors(workload.alive).encode(sid, n))
+    watch.step(device, messages.Deliver(everyone, boxes).encode(sid, n))
+    watch.step(device, messages.Included(everyone).encode(sid, n))
+    watch.step(device, messages.Survivors(workload.alive).encode(sid, n))
     if workload.signed:
-        digest = survivors_digest(everyone, workload.alive, n)
+        digest = messages.survivors_digest(everyone, workload.alive, n)
         signers = [position for position in near if position in workload.alive][: parameters.find(n).t]
         signed = {i: (digest, keys.sign(identities[i], "survivors", sid, digest)) for i in signers}
-        watch.step(device, Confirmations(signed).encode(sid))
-    watch.down += len(SessionResult(DONE, HASH, HASH).encode(sid))
+        watch.step(device, messages.Confirmations(signed).encode(sid))
+    watch.down += len(messages.SessionResult(messages.DONE, HASH, HASH).encode(sid))
     return watch.seconds, (watch.up, watch.down)
 
 
@@ -196,10 +177,10 @@ def _answer(client: Client, message: bytes) -> bytes:
     return client.receive(message).message or b""
 
 
-def _box_for_0(client: Client, roster: bytes, sid: bytes, invite: Invite) -> bytes:
-    decoded = Roster.decode(roster, invite.hash, invite.n_max)
+def _box_for_0(client: Client, roster: bytes, sid: bytes, invite: messages.Invite) -> bytes:
+    decoded = messages.Roster.decode(roster, invite.hash, invite.n_max)
     rank = [entry.position for entry in decoded.neighbours].index(0)
-    return Shares.decode(_answer(client, roster), sid, decoded.k).boxes[rank]
+    return messages.Shares.decode(_answer(client, roster), sid, decoded.k).boxes[rank]
 
 
 def _server(workload: Workload, chosen: GraphParameters, repeats: int) -> float:
@@ -211,7 +192,7 @@ def _server(workload: Workload, chosen: GraphParameters, repeats: int) -> float:
 def _last_share_is_in(workload: Workload, chosen: GraphParameters) -> tuple[RevealedShares, Words]:
     """The state of a server with every share: shares of all secrets, and a sum under the masks that they remove."""
     n, alive, sid = workload.n, workload.alive, secrets.token_bytes(32)
-    graph = NeighbourGraph(chosen, HASH, NO_BEACON)
+    graph = NeighbourGraph(chosen, HASH, messages.NO_BEACON)
     near = [graph.neighbours(position) for position in range(n)]
     pairs = [PairKey(secrets.token_bytes(32)) for _ in range(n)]
     seeds = [secrets.randbelow(PRIME) for _ in range(n)]
@@ -221,7 +202,7 @@ def _last_share_is_in(workload: Workload, chosen: GraphParameters) -> tuple[Reve
         for peer, point in zip(near[owner], points, strict=True):
             if peer in alive:
                 shares[peer][owner] = point
-    devices = [Advertise(HASH, pair.public, HASH, UNSIGNED, NO_CREDENTIAL) for pair in pairs]
+    devices = [messages.Advertise(HASH, pair.public, HASH, messages.UNSIGNED, NO_CREDENTIAL) for pair in pairs]
     commitments = {position: commitment(sid, position, seeds[position]) for position in range(n)}
     revealed = RevealedShares(sid, chosen, devices, near, frozenset(range(n)), alive, commitments, shares)
     total = packing.encode((workload.segment,), np.zeros(workload.dim, np.float32), 10, 1000)
@@ -236,10 +217,10 @@ def _receive(workload: Workload) -> float:
     identity, sid = Ed25519PrivateKey.generate(), HASH
     words = np.zeros(packing.word_count((workload.segment,)), LITTLE)
     data, signer = words.tobytes(), identity.public_key().public_bytes_raw()
-    message = Masked(data, keys.sign(identity, "masked", sid, sha256(data))).encode(sid)
+    message = messages.Masked(data, keys.sign(identity, "masked", sid, sha256(data))).encode(sid)
 
     def take() -> None:
-        upload = Masked.decode(message, sid, words.size)
+        upload = messages.Masked.decode(message, sid, words.size)
         if workload.signed:
             keys.verify(signer, upload.signature, "masked", sid, sha256(upload.words))
         np.add(words, np.frombuffer(upload.words, LITTLE), out=words)

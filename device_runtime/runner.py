@@ -15,31 +15,11 @@ from numpy.typing import NDArray
 
 from device_runtime.backends.backend import Arrays, Executable, address
 from device_runtime.errors import DeadlinePassed, NonFiniteReport, PlanRefused
+from fedcore import plan as plans
 from fedcore.batching import StreamKey, noise, sweeps
 from fedcore.codecs.codec import RoundKey
 from fedcore.errors import ReportError
 from fedcore.params import Float32, Frozen, VectorSpec
-from fedcore.plan import (
-    BROADCAST,
-    CARRY,
-    EXAMPLE,
-    FIRST_KEPT,
-    FROZEN,
-    KEPT,
-    MASK,
-    METRICS,
-    NEXT,
-    NEXT_KEPT,
-    NOISE,
-    REPORT,
-    PassPlan,
-    Plan,
-    begin_graph,
-    final_carry,
-    loop_graph,
-    prefixed,
-    steps_graph,
-)
 from fedcore.release import CLIP
 from fedcore.report import LOSS_COUNTS, LOSSES, all_finite, count_losses, metrics_segment
 
@@ -67,7 +47,7 @@ class TrainingResult:
 
 
 def execute(  # noqa: PLR0913  # one for each kind of input
-    plan: Plan,
+    plan: plans.Plan,
     graphs: dict[str, Executable],
     broadcast: Mapping[str, Float32],
     examples: Arrays,
@@ -88,26 +68,28 @@ def execute(  # noqa: PLR0913  # one for each kind of input
     when `keep_going` returns false, NonFiniteReport, which says where it began, when the report is not finite.
     """
     _check(plan)
-    inputs: dict[str, NDArray[Any]] = prefixed(BROADCAST, broadcast) | prefixed(FROZEN, frozen or {})
-    first = graphs.pop(FIRST_KEPT, None)
+    inputs: dict[str, NDArray[Any]] = plans.prefixed(plans.BROADCAST, broadcast) | plans.prefixed(
+        plans.FROZEN, frozen or {}
+    )
+    first = graphs.pop(plans.FIRST_KEPT, None)
     if kept is None and first is not None:
         kept = _kept_by(first, plan, inputs)
-    inputs |= prefixed(KEPT, kept or {})
-    local = Local(prefixed(EXAMPLE, examples), key, keep_going)
+    inputs |= plans.prefixed(plans.KEPT, kept or {})
+    local = Local(plans.prefixed(plans.EXAMPLE, examples), key, keep_going)
     parts: dict[str, Float32] = {}
     steps, finite, firsts = 0, 0, list[Float32]()
     for index, pass_plan in enumerate(plan.passes):
         swept = _run_pass(pass_plan, index, graphs, inputs, local)
         firsts.append(swept.first)
-        inputs.update(prefixed(final_carry(pass_plan.name), swept.carry))
+        inputs.update(plans.prefixed(plans.final_carry(pass_plan.name), swept.carry))
         parts[metrics_segment(pass_plan.name)] = swept.metrics
         finite += swept.finite if finite == steps else 0
         steps += swept.steps
     if LOSS_COUNTS in plan.report.segments:
         parts[LOSSES] = count_losses(firsts[0], swept.metrics)
     means = {spec.name: aligned((spec.size,)) for spec in plan.report.means}
-    graphs.pop(REPORT).run(inputs, means)
-    kept = _kept_by(graphs.pop(NEXT_KEPT), plan, inputs) if plan.kept else {}
+    graphs.pop(plans.REPORT).run(inputs, means)
+    kept = _kept_by(graphs.pop(plans.NEXT_KEPT), plan, inputs) if plan.kept else {}
     weight = plan.report.weight(local.count)
     try:
         with np.errstate(over="ignore", invalid="ignore"):  # an overflow is reported as a non-finite segment
@@ -121,10 +103,10 @@ def execute(  # noqa: PLR0913  # one for each kind of input
     return TrainingResult(values, weight, local.count, steps, kept)
 
 
-def _kept_by(graph: Executable, plan: Plan, inputs: Arrays) -> Mapping[str, Float32]:
+def _kept_by(graph: Executable, plan: plans.Plan, inputs: Arrays) -> Mapping[str, Float32]:
     """The vectors of `plan.kept`, from one of the graphs that make them."""
     kept = {spec.name: aligned((spec.size,)) for spec in plan.kept}
-    graph.run(inputs, prefixed(NEXT, kept))
+    graph.run(inputs, plans.prefixed(plans.NEXT, kept))
     return kept
 
 
@@ -164,7 +146,7 @@ class PassRunner:
     its graph takes many steps instead of one. Raises PlanRefused when there is no memory for the buffers.
     """
 
-    def __init__(self, pass_plan: PassPlan, index: int, examples: Arrays, *, many: bool) -> None:
+    def __init__(self, pass_plan: plans.PassPlan, index: int, examples: Arrays, *, many: bool) -> None:
         self._pass, self._index, self._many = pass_plan, index, many
         size = pass_plan.loop.batch_size
         self._most = _steps_of_a_call(size, examples) if many else 1
@@ -178,7 +160,7 @@ class PassRunner:
 
     def begin(self, graph: Executable, inputs: Arrays) -> None:
         """Run the begin graph. inputs: the broadcast and the last carries of earlier passes, by names at the edge."""
-        graph.run(inputs, prefixed(NEXT, self._carries[0]))
+        graph.run(inputs, plans.prefixed(plans.NEXT, self._carries[0]))
 
     def sweep(self, step: Executable, inputs: Arrays, local: Local) -> PassResult:
         """Run the graph of steps for all batches. The next `begin` overwrites the carry of the result.
@@ -231,16 +213,16 @@ class PassRunner:
         """The inputs and outputs of a call with `count` steps. Equal counts get the same views, which engines cache."""
         if count not in self._views:
             part: Any = slice(count) if self._many else 0
-            buffers = {**self._batch, MASK: self._mask, NOISE: self._noise}
+            buffers = {**self._batch, plans.MASK: self._mask, plans.NOISE: self._noise}
             fed = {name: array[part] for name, array in buffers.items()}
-            self._views[count] = fed, {METRICS: self._metrics[part]}
+            self._views[count] = fed, {plans.METRICS: self._metrics[part]}
         fed, sums = self._views[count]
-        return {**inputs, **fed, **prefixed(CARRY, now)}, {**prefixed(NEXT, after), **sums}
+        return {**inputs, **fed, **plans.prefixed(plans.CARRY, now)}, {**plans.prefixed(plans.NEXT, after), **sums}
 
 
 def steps_of(inputs: Arrays) -> int:
     """The number of steps of one call with these inputs; 1 without an axis of steps."""
-    mask = inputs.get(MASK)
+    mask = inputs.get(plans.MASK)
     return len(mask) if mask is not None and mask.ndim == 2 else 1  # steps, and examples of each
 
 
@@ -252,12 +234,12 @@ def _steps_of_a_call(size: int, examples: Arrays) -> int:
 
 
 def _run_pass(
-    pass_plan: PassPlan, index: int, graphs: dict[str, Executable], inputs: Arrays, local: Local
+    pass_plan: plans.PassPlan, index: int, graphs: dict[str, Executable], inputs: Arrays, local: Local
 ) -> PassResult:
     """Run a pass. Afterwards its graphs and buffers are free, except the last carry."""
-    runner = PassRunner(pass_plan, index, local.examples, many=steps_graph(pass_plan.name) in graphs)
-    runner.begin(graphs.pop(begin_graph(pass_plan.name)), inputs)
-    return runner.sweep(graphs.pop(loop_graph(graphs, pass_plan.name)), inputs, local)
+    runner = PassRunner(pass_plan, index, local.examples, many=plans.steps_graph(pass_plan.name) in graphs)
+    runner.begin(graphs.pop(plans.begin_graph(pass_plan.name)), inputs)
+    return runner.sweep(graphs.pop(plans.loop_graph(graphs, pass_plan.name)), inputs, local)
 
 
 def _cause(steps: int, finite: int) -> str:
@@ -271,7 +253,7 @@ def _cause(steps: int, finite: int) -> str:
     return "every loss was finite: the last gradient is not, or training diverged in the last step"
 
 
-def _check(plan: Plan) -> None:
+def _check(plan: plans.Plan) -> None:
     """Refuse a plan whose report cannot be filled from its passes."""
     if not plan.examples.fields:
         raise PlanRefused(f"plan {plan.name!r} names no example field, so there is nothing to count")

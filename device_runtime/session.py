@@ -14,28 +14,12 @@ from typing import TYPE_CHECKING
 from msgspec import UNSET
 from msgspec.structs import replace
 
+from device_runtime import errors
 from device_runtime.backends import unsupported
 from device_runtime.capabilities import capabilities, stated_examples
 from device_runtime.clock import Clock, Moment
 from device_runtime.conditions import Conditions
 from device_runtime.config import DeviceConfig, enrolments, sealer_of
-from device_runtime.errors import (
-    STOPS,
-    AssignmentError,
-    BadAnswer,
-    DeadlinePassed,
-    DeviceError,
-    PlanRefused,
-    PolicyForbids,
-    Refused,
-    ReportLost,
-    RuntimeFailed,
-    StateDamaged,
-    StateError,
-    SumAbandoned,
-    TransportError,
-    plain,
-)
 from device_runtime.examples import ExampleSource, open_examples
 from device_runtime.monitor import Hold, Monitor, SessionRecord
 from device_runtime.outcome import Outcome, Phases, failed
@@ -80,7 +64,7 @@ def run_session(config: DeviceConfig, clock: Clock | None = None) -> Outcome:
         ):
             transport.stopping, transport.wall = config.stopping, clock.wall
             outcome = _Session(config, transport, database, clock, phases).run()
-    except DeviceError as error:
+    except errors.DeviceError as error:
         outcome = failed(outcome, error)
     seconds = time.monotonic() - started
     return replace(outcome, seconds=seconds, phases=phases.stop(), arch=platform.machine(), backend=config.backend)
@@ -127,14 +111,14 @@ class _Session:
                 if not self._finish_earlier():
                     self._take_part(now)
             trim(self._config.state / BLOBS, self._policy.cache_bytes, kept_blobs(self._database))
-        except StateDamaged:
+        except errors.StateDamaged:
             raise  # nothing can be stored any more
-        except PolicyForbids as error:
+        except errors.PolicyForbids as error:
             self._record.fail(error)
             self._record.note(outcome="not-now")
-        except DeviceError as error:
+        except errors.DeviceError as error:
             self._record.fail(error)
-        except STOPS:
+        except errors.STOPS:
             self._record.close(outcome="stopped")
             raise
         return self._record.close()
@@ -146,10 +130,10 @@ class _Session:
             return False
         try:
             return self._finish(self._assignments.carried_over(stored, self._clock))
-        except DeviceError:
+        except errors.DeviceError:
             raise
         except Exception as error:
-            self._give_up(stored.given, RuntimeFailed(OWN_FAULT, type(error).__name__))
+            self._give_up(stored.given, errors.RuntimeFailed(OWN_FAULT, type(error).__name__))
             return True  # else every later session would fail in the same way
 
     def _finish(self, stored: StoredAssignment) -> bool:
@@ -163,7 +147,7 @@ class _Session:
         try:
             sizes = self._assignments.size(stored), self._answers.within_a_week()
             self._guard.check_stored(self._config.population, stored, *sizes)
-        except (PlanRefused, PolicyForbids) as error:
+        except (errors.PlanRefused, errors.PolicyForbids) as error:
             # The coordinator is not told: a population that is no longer allowed must not hear from this device.
             self._assignments.drop()
             self._record.notice("dropped", f"what an earlier session left {stored.phase} is {error.detail}: not sent")
@@ -171,7 +155,7 @@ class _Session:
         self._note_assignment(stored.given)
         if stored.phase == "assigned":
             # It is not trained again, because this work may have been what stopped the device.
-            self._give_up(stored.given, RuntimeFailed("the device was stopped while it worked"))
+            self._give_up(stored.given, errors.RuntimeFailed("the device was stopped while it worked"))
         else:
             self._record.note(examples=stored.examples, steps=stored.steps)
             self._record.know(question=stored.question, numbers=stored.numbers)
@@ -217,7 +201,7 @@ class _Session:
         """Carry out the assignment, and hold it meanwhile."""
         due = Moment.after(assignment.report_within_s, self._clock)
         if (last := self._assignments.get()) is not None and last.given.assignment == assignment.assignment:
-            raise BadAnswer(f"assignment {assignment.assignment} came again after its report was counted")
+            raise errors.BadAnswer(f"assignment {assignment.assignment} came again after its report was counted")
         self._note_assignment(assignment)
         with Hold(self._transport, assignment) as self._monitor.hold:
             self._carry_out(assignment, due, trainer, examples)
@@ -226,14 +210,14 @@ class _Session:
         """Train and deliver, or tell the coordinator why not."""
         try:
             stored = self._train(assignment, due, trainer, examples)
-        except DeviceError as error:
+        except errors.DeviceError as error:
             self._give_up(assignment, error)
         except Exception as error:
             # A fault of this runtime, or of the application: the round must not wait for this device.
-            self._give_up(assignment, RuntimeFailed(OWN_FAULT, type(error).__name__))
+            self._give_up(assignment, errors.RuntimeFailed(OWN_FAULT, type(error).__name__))
             raise
-        except STOPS:
-            with contextlib.suppress(TransportError):
+        except errors.STOPS:
+            with contextlib.suppress(errors.TransportError):
                 self._transport.leave(assignment.assignment, Abort("conditions"))
             self._assignments.drop()
             raise
@@ -252,7 +236,7 @@ class _Session:
 
         def watch() -> None:
             if not self._monitor.keep_going(due):
-                raise DeadlinePassed("stopped before training: the report would come too late")
+                raise errors.DeadlinePassed("stopped before training: the report would come too late")
 
         worker = Worker(
             trainer,
@@ -264,7 +248,7 @@ class _Session:
         self._guard.check_assignment(assignment, self._transport.bytes_moved)
         plan = worker.plan(assignment)
         question = None if plan.question is UNSET else visible(" ".join(plan.question.split()))
-        record.write(plan=plain(plan.name), question=question)
+        record.write(plan=errors.plain(plan.name), question=question)
         self._guard.check_question(question, self._answers.within_a_week())
         to_move = self._transport.bytes_moved + worker.to_move(assignment, plan)
         kept = self._kept.of(assignment, plan) if plan.kept else None
@@ -310,21 +294,23 @@ class _Session:
                 self._send(stored)
             else:
                 stored = self._send_masked(stored)
-        except DeviceError as error:
-            over = isinstance(error, ReportLost | AssignmentError) or (isinstance(error, Refused) and error.final)
+        except errors.DeviceError as error:
+            over = isinstance(error, errors.ReportLost | errors.AssignmentError) or (
+                isinstance(error, errors.Refused) and error.final
+            )
             if over:
                 return self._give_up(stored.given, error)
             self._record.fail(error)
             return self._record.notice("kept", "the report is kept; the next session sends it if there is time left")
         except Exception as error:
-            return self._give_up(stored.given, RuntimeFailed(OWN_FAULT, type(error).__name__))
+            return self._give_up(stored.given, errors.RuntimeFailed(OWN_FAULT, type(error).__name__))
         self._record.note(outcome="reported", retry=self._after_work)
         try:
             with self._database.transaction():
                 self._record.write(receipt=stored.sha256)
                 self._assignments.uploaded(stored)
             self._assignments.sweep()
-        except StateError as error:
+        except errors.StateError as error:
             self._record.notice("kept", f"the receipt could not be written down: {error.detail}")
 
     def _send(self, stored: StoredAssignment) -> None:
@@ -333,7 +319,7 @@ class _Session:
                 self._monitor.hold.ask()
             receipt = self._transport.report(stored.given.assignment, self._assignments.report(stored), stored.sha256)
         if receipt.sha256 != stored.sha256:
-            raise BadAnswer("the receipt is for another report")
+            raise errors.BadAnswer("the receipt is for another report")
 
     def _send_masked(self, stored: StoredAssignment) -> StoredAssignment:
         """Take part in the secure aggregation to its end."""
@@ -341,7 +327,7 @@ class _Session:
             stored, result, message = self._secure(stored.due).run(stored)
         self._record.know(result=message.hex())
         if not result.summed:
-            raise SumAbandoned("the secure aggregation ended without a sum")
+            raise errors.SumAbandoned("the secure aggregation ended without a sum")
         return stored
 
     def _secure(self, due: Moment) -> SecureDelivery:
@@ -358,16 +344,16 @@ class _Session:
             plan=lambda assignment: plan_of(assignment, self._cache(lambda: None)),
         )
 
-    def _give_up(self, assignment: Assignment, error: DeviceError) -> None:
+    def _give_up(self, assignment: Assignment, error: errors.DeviceError) -> None:
         """End an assignment without a report, and say why."""
         self._record.fail(error)
         reason: AbortReason = "runtime-failed"
-        if isinstance(error, AssignmentError):
+        if isinstance(error, errors.AssignmentError):
             self._record.note(outcome="aborted")
             reason = error.reason
-        if not (isinstance(error, Refused) and error.status in OVER):
+        if not (isinstance(error, errors.Refused) and error.status in OVER):
             # The outcome keeps the first failure. A coordinator that hears nothing has its own deadline.
-            with contextlib.suppress(TransportError):
+            with contextlib.suppress(errors.TransportError):
                 # Without details, as they may depend on the examples.
                 self._transport.abort(assignment.assignment, Abort(reason))
         self._assignments.drop()
@@ -387,5 +373,5 @@ class _Session:
         self._record.note(
             task=assignment.task, round=assignment.round, attempt=assignment.attempt, slot=assignment.slot
         )
-        told = {"purpose": plain(assignment.purpose or ""), "masked": assignment.secagg is not None}
+        told = {"purpose": errors.plain(assignment.purpose or ""), "masked": assignment.secagg is not None}
         self._record.know(assignment=assignment.assignment, plan_sha256=assignment.plan.sha256, **told)

@@ -19,27 +19,11 @@ from device_runtime.backends.backend import Arrays, Backend, Executable
 from device_runtime.errors import DeviceError, ExamplesError, NonFiniteReport, PlanRefused, RuntimeFailed
 from device_runtime.runner import Local, PassResult, PassRunner, TrainingResult, execute
 from device_runtime.texts import TextColumn, Tokens
-from fedcore import checkpoint
+from fedcore import checkpoint, plan as plans
 from fedcore.batching import StreamKey
 from fedcore.errors import SchemaError
 from fedcore.hold_out import HoldOut
 from fedcore.params import Float32, Frozen, VectorSpec
-from fedcore.plan import (
-    BROADCAST,
-    EXAMPLE,
-    FROZEN,
-    PARAMS,
-    BlobRef,
-    ExampleSpec,
-    Field,
-    PassPlan,
-    Plan,
-    Tokenizer,
-    begin_graph,
-    loop_graph,
-    prefixed,
-    steps_graph,
-)
 from fedcore.report import all_finite
 from fedcore.schedule import Loop
 
@@ -71,13 +55,13 @@ class Measured:
     after: Float32
 
     @classmethod
-    def of(cls, plan: Plan, result: TrainingResult) -> Measured:
+    def of(cls, plan: plans.Plan, result: TrainingResult) -> Measured:
         """What `personalise` put into one vector."""
         size = plan.schema.size
         before, after = np.split(result.values[size:], 2)
         return cls(result.values[:size], before, after)
 
-    def means(self, plan: Plan, count: int) -> tuple[float, float]:
+    def means(self, plan: plans.Plan, count: int) -> tuple[float, float]:
         """The mean losses over all `count` examples that were left out, before and after."""
         sizes = [len(rows) for rows in groups(count, plan.passes[local_pass(plan)].loop.batch_size)]
         before, after = (np.average(losses, weights=sizes) for losses in (self.before, self.after))
@@ -90,7 +74,7 @@ class Measured:
         return bool(gains.mean() > CERTAIN * gains.std(ddof=1) / math.sqrt(len(gains)))
 
 
-def local_pass(plan: Plan) -> int:
+def local_pass(plan: plans.Plan) -> int:
     """The index of the pass whose last carry `params` is a local model.
 
     Raises PlanRefused when there is none, or the steps need what the devices of another round sent.
@@ -101,23 +85,23 @@ def local_pass(plan: Plan) -> int:
             "only models of plans with one trip become personal"
         )
     for index, stage in enumerate(plan.passes):
-        if VectorSpec(PARAMS, plan.schema.size) in stage.carry:
+        if VectorSpec(plans.PARAMS, plan.schema.size) in stage.carry:
             if "loss" not in stage.metrics or "examples" not in stage.metrics:
                 raise PlanRefused(f"pass {stage.name!r} of plan {plan.name!r} measures {stage.metrics}, no loss")
             return index
     names = [stage.name for stage in plan.passes]
-    raise PlanRefused(f"no pass of plan {plan.name!r} makes a local model: none of {names} carries {PARAMS!r}")
+    raise PlanRefused(f"no pass of plan {plan.name!r} makes a local model: none of {names} carries {plans.PARAMS!r}")
 
 
-def local_graphs(plan: Plan, form: str) -> tuple[str, str]:
+def local_graphs(plan: plans.Plan, form: str) -> tuple[str, str]:
     """The names of the graphs that local steps need. Raises PlanRefused as `local_pass`, or without the format."""
     name = plan.passes[local_pass(plan)].name
     if form not in plan.graphs:
         raise PlanRefused(f"plan {plan.name!r} has graphs in {sorted(plan.graphs)}, this device runs {form!r}")
-    return begin_graph(name), loop_graph(plan.graphs[form], name)
+    return plans.begin_graph(name), plans.loop_graph(plan.graphs[form], name)
 
 
-def divided(spec: ExampleSpec, columns: Arrays) -> tuple[Arrays, ...]:
+def divided(spec: plans.ExampleSpec, columns: Arrays) -> tuple[Arrays, ...]:
     """The examples to train on, and those to measure on, by the hash that holds out examples.
 
     What the plan with this `spec` holds out is among the latter. Raises ExamplesError when either are fewer than LEAST.
@@ -140,13 +124,13 @@ def groups(count: int, batch_size: int) -> list[NDArray[np.int64]]:
     return np.array_split(np.arange(count), max(-(-count // batch_size), min(count, PAIRS)))
 
 
-def result_size(plan: Plan, count: int) -> int:
+def result_size(plan: plans.Plan, count: int) -> int:
     """Values of the result of `personalise`, with `count` examples left out."""
     return plan.schema.size + 2 * len(groups(count, plan.passes[local_pass(plan)].loop.batch_size))
 
 
 def personalise(  # noqa: PLR0913  # one for each kind of input
-    plan: Plan,
+    plan: plans.Plan,
     graphs: Mapping[str, Executable],
     broadcast: Mapping[str, Float32],
     examples: Arrays,
@@ -161,15 +145,17 @@ def personalise(  # noqa: PLR0913  # one for each kind of input
     graphs: those of `local_graphs`. broadcast: `params`, (D,), and no more. left_out: to measure on. The values of the
     result are those of a `Measured`, one after the other. Raises as `execute`.
     """
-    released, index = broadcast[PARAMS], local_pass(plan)
-    work = _Work(plan.passes[index], index, graphs, prefixed(FROZEN, frozen), keep_going)
+    released, index = broadcast[plans.PARAMS], local_pass(plan)
+    work = _Work(plan.passes[index], index, graphs, plans.prefixed(plans.FROZEN, frozen), keep_going)
     try:
         before = work.losses(released, left_out, key)
     except PlanRefused as error:
-        words = f"the steps of plan {plan.name!r} do not run on {PARAMS!r} alone, which is all that a release holds"
+        words = (
+            f"the steps of plan {plan.name!r} do not run on {plans.PARAMS!r} alone, which is all that a release holds"
+        )
         raise PlanRefused(f"{words}: {error.detail}") from error
     trained = work.sweep(work.runner(work.stage.loop, examples), released, examples, key)
-    params = trained.carry[PARAMS]
+    params = trained.carry[plans.PARAMS]
     values = np.concatenate([params, before, work.losses(params, left_out, key)])
     if not all_finite(values):
         raise NonFiniteReport("the loss is not finite, or training on this device's examples diverged")
@@ -181,7 +167,7 @@ def personalise(  # noqa: PLR0913  # one for each kind of input
 class _Work:
     """The graphs of the pass with the local steps, and what is the same in all of their runs."""
 
-    stage: PassPlan
+    stage: plans.PassPlan
     index: int
     graphs: Mapping[str, Executable]
     frozen: Arrays
@@ -189,15 +175,17 @@ class _Work:
 
     def runner(self, loop: Loop, examples: Arrays) -> PassRunner:
         """What runs the steps in another loop."""
-        many = steps_graph(self.stage.name) in self.graphs
-        return PassRunner(replace(self.stage, loop=loop), self.index, prefixed(EXAMPLE, examples), many=many)
+        many = plans.steps_graph(self.stage.name) in self.graphs
+        return PassRunner(
+            replace(self.stage, loop=loop), self.index, plans.prefixed(plans.EXAMPLE, examples), many=many
+        )
 
     def sweep(self, runner: PassRunner, params_D: Float32, examples: Arrays, key: StreamKey) -> PassResult:
         """Run the steps from the given parameters."""
-        inputs = {**prefixed(BROADCAST, {PARAMS: params_D}), **self.frozen}
-        runner.begin(self.graphs[begin_graph(self.stage.name)], inputs)
-        step = self.graphs[loop_graph(self.graphs, self.stage.name)]
-        return runner.sweep(step, inputs, Local(prefixed(EXAMPLE, examples), key, self.keep_going))
+        inputs = {**plans.prefixed(plans.BROADCAST, {plans.PARAMS: params_D}), **self.frozen}
+        runner.begin(self.graphs[plans.begin_graph(self.stage.name)], inputs)
+        step = self.graphs[plans.loop_graph(self.graphs, self.stage.name)]
+        return runner.sweep(step, inputs, Local(plans.prefixed(plans.EXAMPLE, examples), key, self.keep_going))
 
     def losses(self, params_D: Float32, examples: Arrays, key: StreamKey) -> Float32:
         """The mean loss (G,) of each group of examples. Noise, such as dropout's, is the same for any parameters."""
@@ -252,7 +240,7 @@ class Job:
     `examples`, to measure a personal model on. If there are any, that is the work, and the broadcast is `params` alone.
     """
 
-    plan: Plan
+    plan: plans.Plan
     graphs: dict[str, bytes]
     broadcast: dict[str, Float32]
     examples: Arrays
@@ -370,12 +358,12 @@ class Texts:
     """
 
     def __init__(
-        self, blob: Callable[[BlobRef], bytes], trainer: Trainer, limits: Limits, keep_going: Callable[[], bool]
+        self, blob: Callable[[plans.BlobRef], bytes], trainer: Trainer, limits: Limits, keep_going: Callable[[], bool]
     ) -> None:
         self._blob, self._trainer, self._limits, self._keep_going = blob, trainer, limits, keep_going
         self._before_s, self.cut = trainer.cpu_s, 0
 
-    def tokenize(self, field: Field, tokenizer: Tokenizer, texts: NDArray[np.object_]) -> NDArray[np.int32]:
+    def tokenize(self, field: plans.Field, tokenizer: plans.Tokenizer, texts: NDArray[np.object_]) -> NDArray[np.int32]:
         """Texts (n,) as the field's tokens (n, T). Raises as `blob` and `Trainer.tokenize`."""
         column = TextColumn(field, self._blob(tokenizer.blob), tokenizer.padding, texts)
         tokens = self._trainer.tokenize(column, self.left, self._keep_going)

@@ -8,8 +8,7 @@ from typing import Any
 
 from torch import Tensor, nn
 from torch.autograd.graph import Node
-from torch.fx import Node as TracedNode
-from torch.fx import traceback
+from torch.fx import Node as TracedNode, traceback
 from torch.utils._pytree import tree_leaves
 
 KEY = "layer"

@@ -7,8 +7,7 @@ import importlib
 import math
 import sys
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import MISSING, dataclass, is_dataclass
-from dataclasses import fields as dataclass_fields
+from dataclasses import MISSING, dataclass, fields as dataclass_fields, is_dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Annotated, Any, Literal, TypeAlias, TypeVar, get_args, get_origin, get_type_hints

@@ -10,20 +10,7 @@ from export.model import Model
 from export.models import load as load_model
 from fedcore.codecs.compression import Compression
 from fedcore.quantisation import upload_bytes
-from research.study import (
-    KONECNY_COMMUNICATION,
-    Findings,
-    Plot,
-    Row,
-    Study,
-    Table,
-    Trials,
-    averaged_layout,
-    curve,
-    finals,
-    settings_in_words,
-    train,
-)
+from research import study
 
 SETTINGS = {"client_lr": 0.1, "batch_size": 10, "epochs": 2}
 MODEL, COHORT, UNCOMPRESSED = "digits_cnn", 10, ""
@@ -43,28 +30,30 @@ DIGITS = (
 def report_bytes(compress: str) -> int:
     """Bytes of a report of `fedavg`."""
     spec = Model(load_model(MODEL))
-    return upload_bytes(Compression.parse(compress).coded(averaged_layout(spec, "examples"), spec.schema))
+    return upload_bytes(Compression.parse(compress).coded(study.averaged_layout(spec, "examples"), spec.schema))
 
 
-def _find(trials: Trials) -> Findings:
+def _find(trials: study.Trials) -> study.Findings:
     rounds, every = (2, 1) if trials.quick else (60, 4)
     compressions = DIGITS[:3:2] if trials.quick else DIGITS
     common = {"dataset": "digits", "clients": 60, "model": MODEL, "rounds": rounds, "evaluate_every": every}
     cases = [common | {"cohort": COHORT, "settings": SETTINGS, "compress": compress} for compress in compressions]
-    trained = dict(zip(compressions, trials.run(train, cases), strict=True))
+    trained = dict(zip(compressions, trials.run(study.train, cases), strict=True))
     whole = report_bytes(UNCOMPRESSED)
-    rows: list[Row] = [
-        [compress or "none", f"{report_bytes(compress):,}", f"{whole / report_bytes(compress):.1f}", finals(way)]
+    rows: list[study.Row] = [
+        [compress or "none", f"{report_bytes(compress):,}", f"{whole / report_bytes(compress):.1f}", study.finals(way)]
         for compress, way in trained.items()
     ]
     columns = ["compression", "bytes of a report", "times smaller", "accuracy"]
-    curves = {compress or "none": curve(way, every) for compress, way in trained.items()}
-    return Findings(
-        setup=f"Data `digits` over 60 users, model `{MODEL}`; `fedavg` with {settings_in_words(SETTINGS)}; cohorts of "
-        f"{COHORT}.",
-        tables=[Table(title=f"After {rounds} rounds", columns=columns, rows=rows)],
-        plots=[Plot(title="Accuracy on unseen users", x="round", y="accuracy", curves=curves)],
+    curves = {compress or "none": study.curve(way, every) for compress, way in trained.items()}
+    return study.Findings(
+        setup=f"Data `digits` over 60 users, model `{MODEL}`; `fedavg` with {study.settings_in_words(SETTINGS)}; "
+        f"cohorts of {COHORT}.",
+        tables=[study.Table(title=f"After {rounds} rounds", columns=columns, rows=rows)],
+        plots=[study.Plot(title="Accuracy on unseen users", x="round", y="accuracy", curves=curves)],
     )
 
 
-COMPRESSION = Study("compression", "What do smaller reports cost in accuracy?", KONECNY_COMMUNICATION, _find)
+COMPRESSION = study.Study(
+    "compression", "What do smaller reports cost in accuracy?", study.KONECNY_COMMUNICATION, _find
+)

@@ -15,21 +15,7 @@ from typing import Any
 
 from export.model import Model
 from export.models import load as load_model
-from research.study import (
-    COLLINS,
-    Findings,
-    PerSeed,
-    Plot,
-    Row,
-    Series,
-    Study,
-    Table,
-    Trials,
-    curve,
-    last,
-    mean,
-    measured,
-)
+from research import study
 from simulator import datasets
 from simulator.configuration import HELD_OUT, SimulationConfig
 from simulator.engine import evaluate_own
@@ -70,7 +56,7 @@ WAYS = {
 
 def train_personal(
     *, way: str, chosen: Mapping[str, Any], task: Mapping[str, Any], validate: bool, seed: int
-) -> Series:
+) -> study.Series:
     """`measured` of users on their own examples, and `users`, the accuracy of each at the end.
 
     chosen: the tuned settings. task: data, rounds, and how often users measure. validate: train and measure on the
@@ -95,12 +81,12 @@ def train_personal(
         seed=seed,
     )
     training = training_on((train, test), config)
-    series = measured(training, rounds, task["every"])
+    series = study.measured(training, rounds, task["every"])
     diverged = series["accuracy"][-1] is None
     return series | {"users": [None] * len(test) if diverged else training.measure(rounds)["accuracy"].tolist()}
 
 
-def _alone(train: Population, test: Population, tuning: FineTuning, seed: int, points: int) -> Series:
+def _alone(train: Population, test: Population, tuning: FineTuning, seed: int, points: int) -> study.Series:
     """The same series of users who train without others: rounds change nothing."""
     model = Model(load_model(MODEL, train.shape, train.classes), seed)
     models = fine_tuned(model, model.initial, tuning, train, key=(seed, 1), device="cpu")
@@ -108,7 +94,7 @@ def _alone(train: Population, test: Population, tuning: FineTuning, seed: int, p
     return {"user_mean": [statistics.fmean(accuracies)] * points, "users": accuracies}
 
 
-def _find(trials: Trials) -> Findings:
+def _find(trials: study.Trials) -> study.Findings:
     task: dict[str, Any] = {"dataset": "wisdm", "data": trials.data, "clients": None, "rounds": 60, "every": 6}
     if trials.quick:
         task = {"dataset": "digits", "data": None, "clients": 20, "rounds": 2, "every": 1}
@@ -120,12 +106,12 @@ def _find(trials: Trials) -> Findings:
     cases = [{"task": task, "way": way, "chosen": chosen, "validate": False} for way, chosen in best.items()]
     trained = dict(zip(WAYS, trials.run(train_personal, cases), strict=True))
     plot = _plot(trained, task["every"])
-    return Findings(setup=_setup(task["dataset"], task["rounds"]), tables=_tables(trained, best), plots=[plot])
+    return study.Findings(setup=_setup(task["dataset"], task["rounds"]), tables=_tables(trained, best), plots=[plot])
 
 
-def _best(tried: Sequence[tuple[dict[str, Any], Sequence[Series]]]) -> dict[str, Any]:
+def _best(tried: Sequence[tuple[dict[str, Any], Sequence[study.Series]]]) -> dict[str, Any]:
     """The choice whose users are most accurate at the end, on the examples for validation."""
-    return max(tried, key=lambda pair: mean(last(pair[1], "user_mean")) or 0.0)[0]
+    return max(tried, key=lambda pair: study.mean(study.last(pair[1], "user_mean")) or 0.0)[0]
 
 
 def _setup(dataset: str, rounds: int) -> str:
@@ -139,26 +125,30 @@ def _setup(dataset: str, rounds: int) -> str:
     )
 
 
-def _tables(trained: Mapping[str, Sequence[Series]], best: Mapping[str, Mapping[str, Any]]) -> list[Table]:
-    accuracies: list[Row] = [
-        [way, last(runs, "user_mean"), *(_of_users(runs, place) for place in (0.1, 0.5))]
+def _tables(trained: Mapping[str, Sequence[study.Series]], best: Mapping[str, Mapping[str, Any]]) -> list[study.Table]:
+    accuracies: list[study.Row] = [
+        [way, study.last(runs, "user_mean"), *(_of_users(runs, place) for place in (0.1, 0.5))]
         for way, runs in trained.items()
     ]
-    gains: list[Row] = [_gain(way, trained[way], trained["FedAvg"]) for way in WAYS if way != "FedAvg"]
-    tuned: list[Row] = [[way, ", ".join(f"`{name}` {value:g}" for name, value in best[way].items())] for way in WAYS]
+    gains: list[study.Row] = [_gain(way, trained[way], trained["FedAvg"]) for way in WAYS if way != "FedAvg"]
+    tuned: list[study.Row] = [
+        [way, ", ".join(f"`{name}` {value:g}" for name, value in best[way].items())] for way in WAYS
+    ]
     gain_columns = ["way", "mean gain", "95 % interval over users", "users who gain", "users"]
     return [
-        Table(
+        study.Table(
             title="Accuracy of users on their own held-out examples",
             columns=["way", "mean over users", "10th percentile", "median"],
             rows=accuracies,
         ),
-        Table(title="Gain of users over FedAvg, for each the mean of its seeds", columns=gain_columns, rows=gains),
-        Table(title="Tuned settings", columns=["way", "settings"], rows=tuned),
+        study.Table(
+            title="Gain of users over FedAvg, for each the mean of its seeds", columns=gain_columns, rows=gains
+        ),
+        study.Table(title="Tuned settings", columns=["way", "settings"], rows=tuned),
     ]
 
 
-def _of_users(runs: Sequence[Series], share: float) -> PerSeed:
+def _of_users(runs: Sequence[study.Series], share: float) -> study.PerSeed:
     """A quantile over users, for each seed; None where training diverged."""
     return [_quantile([value for value in run["users"] if value is not None], share) for run in runs]
 
@@ -167,7 +157,7 @@ def _quantile(values: Sequence[float], share: float) -> float | None:
     return sorted(values)[math.floor(share * len(values))] if values else None
 
 
-def _gain(way: str, ours: Sequence[Series], theirs: Sequence[Series]) -> Row:
+def _gain(way: str, ours: Sequence[study.Series], theirs: Sequence[study.Series]) -> study.Row:
     """How much better users are than with the other way, paired by user."""
     pairs = [list(zip(one["users"], other["users"], strict=True)) for one, other in zip(ours, theirs, strict=True)]
     gains = [
@@ -179,15 +169,15 @@ def _gain(way: str, ours: Sequence[Series], theirs: Sequence[Series]) -> Row:
     return [way, centre, f"{centre - half:.3f} to {centre + half:.3f}", str(better), str(len(gains))]
 
 
-def _plot(trained: Mapping[str, Sequence[Series]], every: int) -> Plot:
-    curves = {way: curve(runs, every, "user_mean") for way, runs in trained.items()}
+def _plot(trained: Mapping[str, Sequence[study.Series]], every: int) -> study.Plot:
+    curves = {way: study.curve(runs, every, "user_mean") for way, runs in trained.items()}
     title = "Accuracy of users on their own held-out examples"
-    return Plot(title=title, x="round", y="accuracy, mean over users", curves=curves)
+    return study.Plot(title=title, x="round", y="accuracy, mean over users", curves=curves)
 
 
-PERSONAL_MODELS = Study(
+PERSONAL_MODELS = study.Study(
     "personal-models",
     "Do a shared body and a head of one's own serve users better than one model for all?",
-    COLLINS,
+    study.COLLINS,
     _find,
 )

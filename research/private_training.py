@@ -15,20 +15,7 @@ from coordinator.rules.task_settings import Secagg
 from fedcore.masking import least_square
 from fedcore.privacy.accounting import Deployment, calibrated, ways
 from fedcore.privacy.settings import Noise
-from research.study import (
-    KAIROUZ,
-    Findings,
-    PerSeed,
-    Plot,
-    Row,
-    Series,
-    Study,
-    Table,
-    Trials,
-    finals,
-    measured,
-    settings_in_words,
-)
+from research import study
 from secagg.parameters import least_honest
 from simulator import datasets
 from simulator.audit import stand_in
@@ -51,7 +38,7 @@ DATA: dict[str, dict[str, Any]] = {
 }
 
 
-def trained(*, seed: int, dataset: str, data: Path | None, mechanism: str, epsilon: float, rounds: int) -> Series:
+def trained(*, seed: int, dataset: str, data: Path | None, mechanism: str, epsilon: float, rounds: int) -> study.Series:
     """The series of a training of `logreg`; without noise where ε is 0."""
     facts = DATA[dataset]
     users = datasets.load(dataset, data, facts["clients"]).split(HELD_OUT, seed)
@@ -76,7 +63,7 @@ def trained(*, seed: int, dataset: str, data: Path | None, mechanism: str, epsil
         seed=seed,
         **options,
     )
-    return measured(training_on(users, config, private), rounds, EVERY if rounds == ROUNDS else 1)
+    return study.measured(training_on(users, config, private), rounds, EVERY if rounds == ROUNDS else 1)
 
 
 def _of_devices(planned: Deployment) -> float:
@@ -90,7 +77,7 @@ def _of_devices(planned: Deployment) -> float:
     return multiplier * COHORT / planned.cohort * sqrt(surplus / ours)
 
 
-def _find(trials: Trials) -> Findings:
+def _find(trials: study.Trials) -> study.Findings:
     rounds, epsilons = (2, EPSILONS[-1:]) if trials.quick else (ROUNDS, EPSILONS)
     names = ("digits",) if trials.quick else tuple(DATA)
     tables, plots = [], []
@@ -98,15 +85,15 @@ def _find(trials: Trials) -> Findings:
         cells = [("gaussian", 0.0), *((mechanism, epsilon) for mechanism in MECHANISMS for epsilon in epsilons)]
         common = {"dataset": name, "data": trials.data, "rounds": rounds}
         series = trials.run(trained, [common | {"mechanism": name, "epsilon": epsilon} for name, epsilon in cells])
-        ends = dict(zip(cells, map(finals, series), strict=True))
+        ends = dict(zip(cells, map(study.finals, series), strict=True))
         tables.append(_table(name, rounds, epsilons, ends))
         curves = {name: [(epsilon, ends[name, epsilon]) for epsilon in epsilons] for name in MECHANISMS}
         curves["no noise"] = [(epsilon, ends["gaussian", 0.0]) for epsilon in epsilons]
-        plots.append(Plot(title=f"Data {name}", x="ε", y="accuracy, unseen users", curves=curves, log_x=True))
+        plots.append(study.Plot(title=f"Data {name}", x="ε", y="accuracy, unseen users", curves=curves, log_x=True))
     rates = f"`client_lr` {DATA['wisdm']['client_lr']} and {DATA['digits']['client_lr']}"
-    return Findings(
+    return study.Findings(
         setup=f"Data `wisdm` with its 28 users, and `digits` over 200; model `logreg`; `fedavg` with "
-        f"{settings_in_words(SETTINGS)}, {rates}; cohorts of {COHORT}. The noise on a mean is that of {PLANNED} "
+        f"{study.settings_in_words(SETTINGS)}, {rates}; cohorts of {COHORT}. The noise on a mean is that of {PLANNED} "
         f"devices a round, out of {POPULATION:,}, each in one round of {SEPARATION} at most, for δ = {DELTA:g} after "
         f"{ROUNDS} rounds. distributed: `rotation`, {BITS} bits, one group of secure aggregation.",
         tables=tables,
@@ -114,11 +101,13 @@ def _find(trials: Trials) -> Findings:
     )
 
 
-def _table(name: str, rounds: int, epsilons: Sequence[float], ends: dict[tuple[str, float], PerSeed]) -> Table:
-    rows: list[Row] = [[f"{epsilon:g}", *(ends[name, epsilon] for name in MECHANISMS)] for epsilon in epsilons]
+def _table(
+    name: str, rounds: int, epsilons: Sequence[float], ends: dict[tuple[str, float], study.PerSeed]
+) -> study.Table:
+    rows: list[study.Row] = [[f"{epsilon:g}", *(ends[name, epsilon] for name in MECHANISMS)] for epsilon in epsilons]
     rows.append(["no noise", ends["gaussian", 0.0], "", ""])
     columns = ["ε", *MECHANISMS]
-    return Table(title=f"`{name}`: accuracy after {rounds} rounds", columns=columns, rows=rows)
+    return study.Table(title=f"`{name}`: accuracy after {rounds} rounds", columns=columns, rows=rows)
 
 
-PRIVATE_TRAINING = Study("private-training", "What accuracy does a privacy budget leave?", KAIROUZ, _find)
+PRIVATE_TRAINING = study.Study("private-training", "What accuracy does a privacy budget leave?", study.KAIROUZ, _find)

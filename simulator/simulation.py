@@ -18,8 +18,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from export.model import Model, ModelSpec
-from export.models import check_name as check_model_name
-from export.models import load as load_model
+from export.models import check_name as check_model_name, load as load_model
 from fedcore.algorithms import create, module_of, name_of, settings_of
 from fedcore.algorithms.algorithm import Algorithm, check_two_trips
 from fedcore.algorithms.check import check

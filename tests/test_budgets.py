@@ -8,14 +8,14 @@ from tests.tree import ROOT
 from tools.count_lines import at, budgets, circles, is_product, work_tree
 
 CEILINGS = {
-    "product lines": 107_000,
-    "Python files outside tests": 548,
-    "import lines, %": 9.0,
-    "test lines": 79_600,
+    "product lines": 104_600,
+    "Python files outside tests": 541,
+    "import lines, %": 8.0,
+    "test lines": 78_800,
     "words": 109_700,
     "decisions": 30,
     "circles": 0,
-    "functions over 25 lines, %": 3.6,
+    "functions over 25 lines, %": 3.55,
 }
 
 

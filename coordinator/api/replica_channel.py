@@ -12,8 +12,7 @@ import hmac
 import logging
 import ssl
 import time
-from collections.abc import Awaitable, Callable
-from collections.abc import Set as AbstractSet
+from collections.abc import Awaitable, Callable, Set as AbstractSet
 from contextlib import suppress
 from types import SimpleNamespace
 from typing import Any, TypeAlias

@@ -13,8 +13,7 @@ import hmac
 import logging
 import re
 import ssl
-from collections.abc import AsyncIterator, Coroutine, Iterable
-from collections.abc import Set as AbstractSet
+from collections.abc import AsyncIterator, Coroutine, Iterable, Set as AbstractSet
 from contextlib import asynccontextmanager
 from types import SimpleNamespace
 from typing import Any

@@ -10,15 +10,9 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from coordinator.commands import CheckInDevice, QueuedCommand
+from coordinator.driver.memory import loaded_task
 from coordinator.driver.memory.check_in import Followed
 from coordinator.driver.memory.in_memory_state import Memory
-from coordinator.driver.memory.loaded_task import (
-    LoadedTask,
-    load_task,
-    unreliable_devices,
-    with_good_release,
-    with_lineage_back,
-)
 from coordinator.driver.memory.pace_steering import Steering
 from coordinator.driver.replica_membership import Membership
 from coordinator.errors import Unavailable
@@ -93,7 +87,7 @@ class ReplicaNotices:
     _following: dict[str, tuple[StoredNotice, Followed]] = field(default_factory=dict)
     _published: dict[str, Facts] = field(default_factory=dict)
     _untold: list[tuple[str, str]] = field(default_factory=list)
-    _seen: Mapping[str, LoadedTask] | None = None
+    _seen: Mapping[str, loaded_task.LoadedTask] | None = None
     _told: bool = False
     """Whether other replicas have left tallies for this one."""
     _next: float = -float("inf")
@@ -238,7 +232,7 @@ class Poller:
             for record in driven:
                 loaded_before = memory.tasks.get(record.id)
                 if loaded_before is None:
-                    memory.rounds.unreliable[record.id] = unreliable_devices(records, record)
+                    memory.rounds.unreliable[record.id] = loaded_task.unreliable_devices(records, record)
                 if record.settings.secagg is not None and (loaded_before is None or not loaded_before.active):
                     # Of a task that is paused an operator may end the round.
                     next_round = records.snapshot(record).number + 1
@@ -251,16 +245,16 @@ class Poller:
         memory.check_ins.learn(membership.populations, membership.held, memory.tasks.values(), memory.rounds, now)
         self.metrics.populations.set(len(membership.held))
 
-    def _load(self, record: Task, at: float) -> LoadedTask | None:
+    def _load(self, record: Task, at: float) -> loaded_task.LoadedTask | None:
         """The task as it stands. While a blob of it cannot be read it is as it was loaded last, and opens no round."""
         before = self.memory.tasks.get(record.id)
         if record.state is TaskState.PAUSED and record.id in self._unreadable:
             return before
         self._unreadable.discard(record.id)
         if before is None:  # a key does not change while its process runs
-            record = with_lineage_back(self.membership, record, self.lineage, at)
-        record = with_good_release(self.membership, record, self.lineage, at)
-        task = load_task(self.membership, record, self.lineage, before, at)
+            record = loaded_task.with_lineage_back(self.membership, record, self.lineage, at)
+        record = loaded_task.with_good_release(self.membership, record, self.lineage, at)
+        task = loaded_task.load_task(self.membership, record, self.lineage, before, at)
         if task is not None:
             return task
         self._unreadable.add(record.id)

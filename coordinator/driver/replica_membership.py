@@ -7,8 +7,7 @@ coordinator.rules.replicas.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping
-from collections.abc import Set as AbstractSet
+from collections.abc import Callable, Iterator, Mapping, Set as AbstractSet
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 

@@ -11,8 +11,7 @@ import hmac
 import secrets
 import struct
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from collections.abc import Set as AbstractSet
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set as AbstractSet
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
 

@@ -11,20 +11,10 @@ from typing import Any
 import msgspec
 from numpy.typing import NDArray
 
+from device_runtime import errors
 from device_runtime.backends import open_backend
 from device_runtime.backends.backend import Backend
 from device_runtime.config import DeviceConfig
-from device_runtime.errors import (
-    STOPS,
-    ConfigError,
-    DeviceError,
-    ModelClosed,
-    ModelRefused,
-    NoModel,
-    NotAllowedNow,
-    PolicyForbids,
-    plain,
-)
 from device_runtime.examples import open_examples
 from device_runtime.models.refresh import Held, held
 from device_runtime.models.version import Inputs, Parts, Version, kept_parts, kept_version, load
@@ -92,11 +82,13 @@ class _Personalising:
         self._record.note(task=f"model {self._held.name}")
         try:
             version, outcome = self._made()
-        except DeviceError as error:
+        except errors.DeviceError as error:
             self._record.fail(error)
-            self._record.close(outcome="not-now" if isinstance(error, PolicyForbids | NotAllowedNow) else "failed")
+            self._record.close(
+                outcome="not-now" if isinstance(error, errors.PolicyForbids | errors.NotAllowedNow) else "failed"
+            )
             raise
-        except STOPS:
+        except errors.STOPS:
             self._record.close(outcome="stopped")
             raise
         finally:
@@ -116,10 +108,10 @@ class _Personalising:
         self._monitor.keep_going()
         current = holder.store.get().current
         if current is None:
-            raise NoModel(f"no version of model {holder.name!r} is here yet: refresh() fetches one")
+            raise errors.NoModel(f"no version of model {holder.name!r} is here yet: refresh() fetches one")
         parts = kept_parts(self._config, current, backend)
         release = decode_model_release(current.release.text)
-        self._record.write(plan=plain(parts.plan.name), plan_sha256=release.plan.sha256)
+        self._record.write(plan=errors.plain(parts.plan.name), plan_sha256=release.plan.sha256)
         try:
             job, limits = self._job(parts, current, release.plan.size + release.parameters.size)
             result = self._trainer.train(job, limits, self._monitor.keep_going)
@@ -150,7 +142,7 @@ class _Personalising:
                 frozen=parts.frozen,
             )
         except FedcoreError as error:
-            raise ModelRefused(str(error)) from error
+            raise errors.ModelRefused(str(error)) from error
         return job, texts.left
 
     def _graphs(self, refs: Mapping[str, BlobRef], current: KeptVersion) -> dict[str, bytes]:
@@ -190,7 +182,7 @@ class Model:
         try:
             check_model_name(name)
         except BadRelease as error:
-            raise ConfigError(str(error)) from error
+            raise errors.ConfigError(str(error)) from error
         self._config, self._name = config, name
         self._backend = open_backend(config.backend)
         self._swapping, self._refreshing = threading.Lock(), threading.Lock()
@@ -221,7 +213,7 @@ class Model:
             self._check_open()
             version = self._version
         if version is None:
-            raise NoModel(f"no version of model {self._name!r} is here yet: refresh() fetches one")
+            raise errors.NoModel(f"no version of model {self._name!r} is here yet: refresh() fetches one")
         return version.predict(examples)
 
     def refresh(self) -> bool:
@@ -288,4 +280,4 @@ class Model:
 
     def _check_open(self) -> None:
         if self._closed:
-            raise ModelClosed(f"model {self._name!r} is closed")
+            raise errors.ModelClosed(f"model {self._name!r} is closed")

@@ -23,20 +23,11 @@ from device_runtime.models.version import Parts, Version, load, personal_store, 
 from device_runtime.permission.guard import Guard
 from device_runtime.permission.releases import Releases, check_release, signed_release
 from device_runtime.protocol.transport import Transport
+from device_runtime.state import records
 from device_runtime.state.cache import BLOBS, BlobCache, trim
 from device_runtime.state.database import StateDatabase, open_database
 from device_runtime.state.folder import only_session
 from device_runtime.state.journal import Journal
-from device_runtime.state.records import (
-    KeptVersion,
-    ModelStore,
-    Refusal,
-    Spending,
-    Spent,
-    StoredModel,
-    kept_blobs,
-    number_of,
-)
 from device_runtime.trainer import Trainer
 from fedcore.errors import FedcoreError
 from fedcore.model_release import ModelRelease
@@ -59,9 +50,9 @@ class Held:
         self.config, self.name, self.backend = config, name, backend
         self.transport, self.database, self.clock = transport, database, clock
         self.policy = policy_of(config)
-        self.store = ModelStore(database, config.population, name)
+        self.store = records.ModelStore(database, config.population, name)
         self.personal = personal_store(config, name)
-        self.spending = Spending(database, clock)
+        self.spending = records.Spending(database, clock)
         self.journal = Journal(database, clock)
         self.trainer: Trainer | None = None
         releases = Releases(self.policy, database, clock, config.population)
@@ -76,11 +67,11 @@ class Held:
     def cache(self) -> BlobCache:
         """The cache, which keeps what models need now."""
         transport = self.transport
-        return BlobCache(self.config.state / BLOBS, transport.blob, transport.delta, kept_blobs(self.database))
+        return BlobCache(self.config.state / BLOBS, transport.blob, transport.delta, records.kept_blobs(self.database))
 
     def trim(self) -> None:
         """Remove blobs that exceed the policy's bytes, except what models need."""
-        trim(self.config.state / BLOBS, self.policy.cache_bytes, kept_blobs(self.database))
+        trim(self.config.state / BLOBS, self.policy.cache_bytes, records.kept_blobs(self.database))
 
     def forget(self, why: str) -> bool:
         """Delete the model's personal parameters; whether there were any. The journal says so."""
@@ -140,7 +131,7 @@ class _Refresh:
             signed = transport.model(config.population, self._name)
             return None if signed is None or signed == loaded else self._take(signed)
         finally:
-            self._held.spending.add(Spent(bytes=transport.bytes_moved))
+            self._held.spending.add(records.Spent(bytes=transport.bytes_moved))
             self._held.trim()
 
     def _take(self, signed: Signed) -> Version:
@@ -154,7 +145,7 @@ class _Refresh:
             self._refused(signed, error, final=admitted and not isinstance(error, _AgainstLimits))
             raise
 
-    def _admitted(self, signed: Signed) -> tuple[ModelRelease, KeptVersion]:
+    def _admitted(self, signed: Signed) -> tuple[ModelRelease, records.KeptVersion]:
         """The release, whose version is pending from now on."""
         release = signed_release(self._policy, signed)
         with self._database.transaction():
@@ -163,11 +154,11 @@ class _Refresh:
             stored = self._store.get()
             if stored.refused is not None and stored.refused.final and stored.refused.key == self._key(signed):
                 raise ModelRefused(stored.refused.detail)
-            pending = KeptVersion(signed, (release.plan.sha256, release.parameters.sha256))
+            pending = records.KeptVersion(signed, (release.plan.sha256, release.parameters.sha256))
             self._store.put(replace(stored, pending=pending))
         return release, pending
 
-    def _tried(self, release: ModelRelease, pending: KeptVersion) -> Version:
+    def _tried(self, release: ModelRelease, pending: records.KeptVersion) -> Version:
         """Fetch what a release names, try it, and put it in the place of the version before."""
         parts, blobs = self._parts(release, pending)
         what = f"{self._backend.runtime} {release.plan.sha256} {release.parameters.sha256}"
@@ -183,12 +174,12 @@ class _Refresh:
             self._store.put(stored)
             raise
         self._held.cache().settle(blobs.blobs)  # the blobs of the version before may go from now on
-        self._store.put(StoredModel(current=blobs, tried=stored.counted(what, 0).tried))
+        self._store.put(records.StoredModel(current=blobs, tried=stored.counted(what, 0).tried))
         if stored.current is None or stored.current.release != blobs.release:
             self._held.forget(f"version {release.number} was taken")
         return version
 
-    def _parts(self, release: ModelRelease, pending: KeptVersion) -> tuple[Parts, KeptVersion]:
+    def _parts(self, release: ModelRelease, pending: records.KeptVersion) -> tuple[Parts, records.KeptVersion]:
         """The parts of a version, and the version with the digests of all its blobs, which is stored as pending."""
         cache, transport, form = self._held.cache(), self._transport, self._backend.format
         try:
@@ -221,7 +212,7 @@ class _Refresh:
             stored = self._store.get()
             before = stored.refused
             again = before is not None and (before.key, before.detail) == (key, error.detail)
-            refused = before if again else Refusal(key, error.detail, final, number_of(signed))
+            refused = before if again else records.Refusal(key, error.detail, final, records.number_of(signed))
             self._store.put(replace(stored, pending=None, refused=refused))
             if not again:
                 self._held.journal.remark("model-refused", f"model {self._name}: {error.detail}")

@@ -21,20 +21,7 @@ from device_runtime.state.database import StateDatabase, read_json
 from fedcore.decoding import decoder
 from fedcore.errors import BrokenSuccession
 from fedcore.succession import Succession
-from fedcore.wire.messages import (
-    Attestation,
-    AttestationEvidence,
-    Enrol,
-    Enrolled,
-    HeldCredential,
-    IssuedCredential,
-    RequestCredential,
-    SecaggParties,
-    SharedSecret,
-    Unattested,
-    attestation_challenge,
-    shared_secret_proof,
-)
+from fedcore.wire import messages
 from fedcore.wire.signatures import PublicKey, Signer, device_id
 from secagg.errors import SecaggError
 from secagg.keys import check_credential, prove_possession
@@ -66,20 +53,20 @@ class DeviceKeys:
     device: Ed25519PrivateKey
     secagg: Ed25519PrivateKey
     secret: bytes | None
-    attest: Callable[[bytes], Attestation] | None = None
+    attest: Callable[[bytes], messages.Attestation] | None = None
 
     @property
     def public(self) -> tuple[str, bytes]:
         """The public keys, the first as text."""
         return PublicKey.of(self.device).text, self.secagg.public_key().public_bytes_raw()
 
-    def attestation(self, created: int) -> Attestation:
+    def attestation(self, created: int) -> messages.Attestation:
         """The evidence that this device has, for a request that is signed at `created`."""
         if self.attest is not None:
-            return self.attest(attestation_challenge(self.public[0], created))
+            return self.attest(messages.attestation_challenge(self.public[0], created))
         if self.secret is None:
-            return Unattested()
-        return SharedSecret(shared_secret_proof(self.secret, self.public[0], created))
+            return messages.Unattested()
+        return messages.SharedSecret(messages.shared_secret_proof(self.secret, self.public[0], created))
 
 
 class Credentials:
@@ -130,13 +117,15 @@ class Credentials:
     def _ask(self, authority: bytes, url: str, now: float) -> KeptCredential:
         key, secagg = self._keys.public
 
-        def message(created: int) -> RequestCredential:
+        def message(created: int) -> messages.RequestCredential:
             proof = prove_possession(self._keys.secagg, hashlib.sha256(key.encode()).digest(), created)
-            return RequestCredential(attestation=self._keys.attestation(created), secagg=secagg, possession=proof)
+            return messages.RequestCredential(
+                attestation=self._keys.attestation(created), secagg=secagg, possession=proof
+            )
 
         with self._connect(url) as transport:
             transport.wall = self._wall
-            issued: IssuedCredential = transport.credential(Signer(key, self._keys.device), message)
+            issued: messages.IssuedCredential = transport.credential(Signer(key, self._keys.device), message)
         try:
             current = issued.authority.follow("authority", authority)
             valid = check_credential(current, secagg, issued.credential, 0)
@@ -174,7 +163,7 @@ class Enrolment(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     key: str
-    enrolled: Enrolled
+    enrolled: messages.Enrolled
     server: bytes = b""
     authority: bytes = b""
     known: bool = True
@@ -247,8 +236,8 @@ class Enrolments:
         return credential
 
     def _of_the_successor(
-        self, transport: Transport, enrolment: Enrolment, parties: SecaggParties
-    ) -> tuple[KeptCredential, SecaggParties]:
+        self, transport: Transport, enrolment: Enrolment, parties: messages.SecaggParties
+    ) -> tuple[KeptCredential, messages.SecaggParties]:
         """Credential and parties, both requested again: the authority's key may have a successor since."""
         enrolment = self._enrol(transport, enrolment)
         parties = enrolment.enrolled.secagg or parties
@@ -263,7 +252,7 @@ class Enrolments:
         if self._known is not None:
             self._credentials.forget(self._pinned(self._known))
 
-    def _credential(self, enrolment: Enrolment, parties: SecaggParties) -> KeptCredential:
+    def _credential(self, enrolment: Enrolment, parties: messages.SecaggParties) -> KeptCredential:
         url = self._named.url if self._named and self._named.url else parties.authority_url
         return self._credentials.of(self._pinned(enrolment), url)
 
@@ -292,7 +281,8 @@ class Enrolments:
         key, _ = self._keys.public
         evidence = self._held()
         enrolled = transport.enrol(
-            Signer(key, self._keys.device), lambda at: Enrol(attestation=evidence or self._keys.attestation(at))
+            Signer(key, self._keys.device),
+            lambda at: messages.Enrol(attestation=evidence or self._keys.attestation(at)),
         )
         fresh = Enrolment(key=key, enrolled=enrolled)
         if before is not None and before.server:
@@ -302,12 +292,12 @@ class Enrolments:
         self._keep(fresh)
         return fresh
 
-    def _held(self) -> AttestationEvidence | None:
+    def _held(self) -> messages.AttestationEvidence | None:
         """The credential as evidence for the coordinator, if the policy names the authority and its URL."""
         if self._named is None or not self._named.url:
             return None
         credential = self._credentials.of(self._named.key, self._named.url)
-        return HeldCredential(credential.secagg, credential.credential)
+        return messages.HeldCredential(credential.secagg, credential.credential)
 
     def _keep(self, enrolment: Enrolment) -> None:
         text = msgspec.json.encode(enrolment).decode()

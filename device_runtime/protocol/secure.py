@@ -19,17 +19,8 @@ from device_runtime.protocol.transport import Transport
 from device_runtime.state.assignment import AssignmentStore, StoredAssignment
 from device_runtime.state.database import StateDatabase
 from device_runtime.work import decode_unweighted
+from fedcore import masking
 from fedcore.errors import FedcoreError
-from fedcore.masking import (
-    fixed_points,
-    greatest_weight,
-    last_session_number,
-    layout_hash,
-    model_hash,
-    session_number,
-    summed_values,
-    task_hash,
-)
 from fedcore.params import Float32
 from fedcore.plan import Plan
 from fedcore.release import Release, Signed, SumBounds, decode_entry, decode_release
@@ -111,7 +102,7 @@ class SecureDelivery:
             client, message = self._resume(stored) if stored.phase == "masked" else self._begin(stored)
             while (reply := client.receive(message)).message is not None:
                 if MessageType.of(reply.message) is last:
-                    self.answered.answer(stored.given, last_session_number(stored.given.round))
+                    self.answered.answer(stored.given, masking.last_session_number(stored.given.round))
                 if reply.keep is not None:
                     stored = self._persist(stored, reply.message, reply.keep)
                 message = self._say(stored, reply.message)
@@ -144,7 +135,7 @@ class SecureDelivery:
     def _accept(self, policy: AggregationPolicy, assignment: Assignment, layout: ReportLayout) -> Invite:
         """The invitation of an assignment, if this device may accept it."""
         last = self.answered.last_round(assignment)
-        if last == last_session_number(assignment.round):
+        if last == masking.last_session_number(assignment.round):
             raise AlreadyRevealed(f"this device did its part in an earlier attempt at round {assignment.round}")
         invite = policy.accept(assignment.secagg or b"", _held(assignment, layout), last)
         _check(invite, assignment, layout)
@@ -153,7 +144,7 @@ class SecureDelivery:
     def _values(self, stored: StoredAssignment, layout: ReportLayout) -> Float32:
         try:
             values_V = decode_unweighted(self.assignments.report(stored), layout)
-            return summed_values(layout, _bounds_of(stored.given), values_V)
+            return masking.summed_values(layout, _bounds_of(stored.given), values_V)
         except FedcoreError as error:
             raise ReportLost("the kept report does not fit its plan", str(error)) from error
 
@@ -209,7 +200,7 @@ def _work_of(assignment: Assignment) -> str:
 
 def _held(assignment: Assignment, layout: ReportLayout) -> tuple[bytes, bytes]:
     """The hashes of the model and the layout that this device holds."""
-    return model_hash(assignment.plan, assignment.checkpoint), layout_hash(layout, assignment.seed)
+    return masking.model_hash(assignment.plan, assignment.checkpoint), masking.layout_hash(layout, assignment.seed)
 
 
 def _only(number: int, message: bytes) -> bytes:
@@ -221,7 +212,7 @@ def _only(number: int, message: bytes) -> bytes:
 
 def _check(invite: Invite, assignment: Assignment, layout: ReportLayout) -> None:
     """Raise SecaggRefused for an invitation that is not for its assignment, or contradicts the release."""
-    if invite.task != task_hash(assignment.task) or invite.round != session_number(
+    if invite.task != masking.task_hash(assignment.task) or invite.round != masking.session_number(
         assignment.round, assignment.attempt
     ):
         raise SecaggRefused("the invitation is for another task or round than the assignment")
@@ -230,7 +221,7 @@ def _check(invite: Invite, assignment: Assignment, layout: ReportLayout) -> None
     bounds = _bounds_of(assignment)
     if invite.min_sum < bounds.min_sum:
         raise SecaggRefused(f"the sum may be over {invite.min_sum} devices, the release demands {bounds.min_sum}")
-    if invite.w_max != greatest_weight(layout, bounds):
+    if invite.w_max != masking.greatest_weight(layout, bounds):
         raise SecaggRefused(f"the greatest weight is {invite.w_max}, not the one that is released")
     honest = least_honest(invite.min_sum, invite.n_max)
     if bounds.noise_multiplier and not 1 <= bounds.honest <= honest:
@@ -254,7 +245,7 @@ def _demanded(layout: ReportLayout, bounds: SumBounds) -> list[PackedSegment]:
             bounds.noise_multiplier,
             bounds.honest,
         )
-        for point in fixed_points(layout, bounds)
+        for point in masking.fixed_points(layout, bounds)
     ]
 
 

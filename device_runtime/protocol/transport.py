@@ -17,6 +17,7 @@ from urllib.parse import quote
 from msgspec import Struct
 
 from device_runtime.errors import BadAnswer, Refused, Unreachable
+from device_runtime.protocol import connection
 from device_runtime.protocol.call import (
     BYTES,
     JSON,
@@ -33,34 +34,11 @@ from device_runtime.protocol.call import (
     refusal,
     upload_offset,
 )
-from device_runtime.protocol.connection import (
-    Address,
-    Carrier,
-    ConnectionFailed,
-    Connections,
-    HttpResponse,
-    address_of,
-)
 from device_runtime.state.cache import PartialDownload
 from fedcore.errors import DigestMismatch
 from fedcore.plan import BlobRef
 from fedcore.release import Signed
-from fedcore.wire.messages import (
-    Abort,
-    AssignmentAnswer,
-    CheckIn,
-    CheckInAnswer,
-    Enrol,
-    Enrolled,
-    IssuedCredential,
-    Receipt,
-    Rejected,
-    ReleasedModel,
-    RequestCredential,
-    Settled,
-    Willing,
-    encode,
-)
+from fedcore.wire import messages
 from fedcore.wire.signatures import KEY_ID, Signer, digest_field
 
 # A body arrived damaged, or an upload began at another offset: the next attempt asks for the offset again.
@@ -97,8 +75,8 @@ class Transport:
 
     def __init__(
         self,
-        address: Address,
-        carrier: Carrier,
+        address: connection.Address,
+        carrier: connection.Carrier,
         *,
         sleep: Callable[[float], None] = time.sleep,
         rng: random.Random | None = None,
@@ -115,13 +93,15 @@ class Transport:
         """The monotonic time at which the last call about an assignment ended; infinity during one."""
 
     @classmethod
-    def to(cls, coordinator: str, over: Callable[[Carrier], Carrier] = lambda carrier: carrier) -> Transport:
+    def to(
+        cls, coordinator: str, over: Callable[[connection.Carrier], connection.Carrier] = lambda carrier: carrier
+    ) -> Transport:
         """A transport to the coordinator at this base URL. Raises ConfigError when the URL is malformed.
 
         over: wraps the carrier that sends requests.
         """
-        address = address_of(coordinator)
-        return cls(address, over(Connections(address)))
+        address = connection.address_of(coordinator)
+        return cls(address, over(connection.Connections(address)))
 
     def __enter__(self) -> Transport:
         return self
@@ -151,21 +131,22 @@ class Transport:
         """Bytes down and up together."""
         return self.bytes_down + self.bytes_up
 
-    def check_in(self, population: str, message: CheckIn) -> CheckInAnswer:
+    def check_in(self, population: str, message: messages.CheckIn) -> messages.CheckInAnswer:
         """Check in: this device is willing."""
-        call = Call("POST", f"/v1/populations/{_segment(population)}/checkins", encode(message), JSON)
-        answer: CheckInAnswer = self._message(call, CheckInAnswer)
-        return printable(answer) if isinstance(answer, Rejected) else answer
+        call = Call("POST", f"/v1/populations/{_segment(population)}/checkins", messages.encode(message), JSON)
+        answer: messages.CheckInAnswer = self._message(call, messages.CheckInAnswer)
+        return printable(answer) if isinstance(answer, messages.Rejected) else answer
 
-    def await_assignment(self, session: str, wait_s: float, tasks: tuple[str, ...]) -> AssignmentAnswer:
+    def await_assignment(self, session: str, wait_s: float, tasks: tuple[str, ...]) -> messages.AssignmentAnswer:
         """Wait, for about `wait_s` seconds, to be selected for one of `tasks`."""
         headers = {**JSON, "prefer": f"wait={wait_s:.0f}"}
         path = f"/v1/sessions/{_segment(session)}/assignments"
-        answer: AssignmentAnswer = self._message(
-            Call("POST", path, encode(Willing(tasks=tasks)), headers, timeout_s=wait_s + TIMEOUT_S), AssignmentAnswer
+        answer: messages.AssignmentAnswer = self._message(
+            Call("POST", path, messages.encode(messages.Willing(tasks=tasks)), headers, timeout_s=wait_s + TIMEOUT_S),
+            messages.AssignmentAnswer,
         )
         self._attempts.renew()
-        if isinstance(answer, Rejected):
+        if isinstance(answer, messages.Rejected):
             return printable(answer)
         check_names(answer)
         return answer
@@ -218,41 +199,48 @@ class Transport:
         """The release of a model's version that this device is to use; None if there is none for it."""
         call = Call("GET", f"/v1/populations/{_segment(population)}/models/{_segment(name)}")
         try:
-            answer: ReleasedModel = self._message(call, ReleasedModel)
+            answer: messages.ReleasedModel = self._message(call, messages.ReleasedModel)
         except Refused as error:
             if error.slug == "no-model":
                 return None
             raise
         return answer.release
 
-    def report(self, assignment: str, body: bytes, sha256: str) -> Receipt:
+    def report(self, assignment: str, body: bytes, sha256: str) -> messages.Receipt:
         """Upload the report, by its digest in hex. Repeating it is safe: the coordinator counts a digest once."""
         path = f"{_ASSIGNMENTS}{_segment(assignment)}/report"
         if len(body) > LARGEST_WHOLE:
             return self._resumed(path, body, sha256)
-        receipt: Receipt = self._message(Call("PUT", path, body, BYTES, sha256=sha256), Receipt)
+        receipt: messages.Receipt = self._message(Call("PUT", path, body, BYTES, sha256=sha256), messages.Receipt)
         return receipt
 
-    def outcome(self, assignment: str) -> Settled:
+    def outcome(self, assignment: str) -> messages.Settled:
         """What became of the round of an assignment; that it does not count if the coordinator knows none such."""
         try:
-            return cast("Settled", self._message(Call("GET", f"{_ASSIGNMENTS}{_segment(assignment)}/outcome"), Settled))
+            return cast(
+                "messages.Settled",
+                self._message(Call("GET", f"{_ASSIGNMENTS}{_segment(assignment)}/outcome"), messages.Settled),
+            )
         except Refused as error:
             if error.slug in FORGOTTEN:
-                return Settled(counted=False, over=False)
+                return messages.Settled(counted=False, over=False)
             raise
 
-    def enrol(self, newcomer: Signer, message: Callable[[int], Enrol]) -> Enrolled:
+    def enrol(self, newcomer: Signer, message: Callable[[int], messages.Enrol]) -> messages.Enrolled:
         """Enrol at the coordinator; `message` makes the message for a time. Repeating it is safe."""
-        enrolled: Enrolled = self._introduce("/v1/devices", newcomer, message, Enrolled)
+        enrolled: messages.Enrolled = self._introduce("/v1/devices", newcomer, message, messages.Enrolled)
         if not KEY_ID.fullmatch(enrolled.device):
             # The id is stored, and is part of the signature of every request.
             raise BadAnswer("the coordinator gave this device an id that no signature can name", permanent=True)
         return enrolled
 
-    def credential(self, newcomer: Signer, message: Callable[[int], RequestCredential]) -> IssuedCredential:
+    def credential(
+        self, newcomer: Signer, message: Callable[[int], messages.RequestCredential]
+    ) -> messages.IssuedCredential:
         """Request a credential from an enrolment authority. As `enrol`."""
-        issued: IssuedCredential = self._introduce("/v1/credentials", newcomer, message, IssuedCredential)
+        issued: messages.IssuedCredential = self._introduce(
+            "/v1/credentials", newcomer, message, messages.IssuedCredential
+        )
         return issued
 
     def hold(self, assignment: str, wait_s: float) -> None:
@@ -279,14 +267,14 @@ class Transport:
         answer = self._send(Call("GET", _secagg(assignment, number), headers=headers, timeout_s=wait_s + TIMEOUT_S))
         return None if answer.status == 204 else answer.body
 
-    def abort(self, assignment: str, message: Abort) -> None:
+    def abort(self, assignment: str, message: messages.Abort) -> None:
         """Give the assignment up."""
-        self._send(Call("POST", f"{_ASSIGNMENTS}{_segment(assignment)}:abort", encode(message), JSON))
+        self._send(Call("POST", f"{_ASSIGNMENTS}{_segment(assignment)}:abort", messages.encode(message), JSON))
 
-    def leave(self, assignment: str, message: Abort) -> None:
+    def leave(self, assignment: str, message: messages.Abort) -> None:
         """Give the assignment up quickly: one attempt, with a short time-out."""
         path = f"{_ASSIGNMENTS}{_segment(assignment)}:abort"
-        self._attempt(Call("POST", path, encode(message), JSON, timeout_s=LEAVING_S))
+        self._attempt(Call("POST", path, messages.encode(message), JSON, timeout_s=LEAVING_S))
 
     def _message(self, call: Call, kind: Any) -> Any:
         return decode_answer(call.name, self._send(call), kind)
@@ -294,11 +282,13 @@ class Transport:
     def _introduce(self, path: str, newcomer: Signer, message: Callable[[int], Struct], kind: Any) -> Any:
         def ask() -> Answer:
             created = self._now()
-            return self._attempt(Call("POST", path, encode(message(created)), JSON, signer=newcomer, created=created))
+            return self._attempt(
+                Call("POST", path, messages.encode(message(created)), JSON, signer=newcomer, created=created)
+            )
 
         return decode_answer(f"POST {path}", self._attempts.make(ask), kind)
 
-    def _resumed(self, path: str, body: bytes, sha256: str) -> Receipt:
+    def _resumed(self, path: str, body: bytes, sha256: str) -> messages.Receipt:
         """Upload the part that the coordinator does not have yet, with as many attempts as allowed."""
         about = {
             "upload-length": str(len(body)),
@@ -312,7 +302,9 @@ class Transport:
             rest = memoryview(body)[start:]
             return self._attempt(Call("PATCH", path, rest, headers, sha256="" if start else sha256))
 
-        receipt: Receipt = decode_answer(f"PATCH {path}", self._attempts.make(bring_the_rest), Receipt)
+        receipt: messages.Receipt = decode_answer(
+            f"PATCH {path}", self._attempts.make(bring_the_rest), messages.Receipt
+        )
         return receipt
 
     def _send(self, call: Call) -> Answer:
@@ -344,7 +336,7 @@ class Transport:
             if of_assignment:
                 self.spoke_at = time.monotonic()
 
-    def _answer(self, response: HttpResponse, call: Call) -> Answer:
+    def _answer(self, response: connection.HttpResponse, call: Call) -> Answer:
         body = call.body_of(self._moved.arriving(response), lambda: self._allowed_s(call))
         return Answer(response.status, response.headers, body)
 
@@ -373,7 +365,7 @@ class Transport:
                 raise
 
     @contextlib.contextmanager
-    def _asked(self, call: Call) -> Iterator[HttpResponse]:
+    def _asked(self, call: Call) -> Iterator[connection.HttpResponse]:
         """A successful answer, before its body is read."""
         try:
             signer = self._signer(call)
@@ -382,7 +374,7 @@ class Transport:
                 if not 200 <= response.status < 300:
                     raise refusal(call.name, self._answer(response, call))
                 yield response
-        except ConnectionFailed as error:
+        except connection.ConnectionFailed as error:
             raise Unreachable(f"{call.name}: {error}") from error
 
     def _signer(self, call: Call) -> Signer | None:

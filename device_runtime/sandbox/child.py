@@ -20,19 +20,7 @@ import numpy.random  # otherwise loaded with the first batch, when no file can b
 
 from device_runtime.backends import open_backend
 from device_runtime.errors import DeviceError
-from device_runtime.sandbox import kernel
-from device_runtime.sandbox.channel import (
-    ORDER,
-    ArrayKind,
-    Broken,
-    Channel,
-    Done,
-    Failed,
-    Order,
-    TextOrder,
-    Tokenized,
-    Working,
-)
+from device_runtime.sandbox import channel as channels, kernel
 from device_runtime.sandbox.confinement import confine
 from device_runtime.texts import TextColumn, library_of
 from device_runtime.trainer import InProcess, Job
@@ -50,37 +38,37 @@ def end_with(device: int) -> None:
         sys.exit(1)
 
 
-def work(channel: Channel) -> None:
+def work(channel: channels.Channel) -> None:
     """Carry out the order from the channel, and answer. Raises as a Trainer does, ConfigError, or Broken."""
-    order = channel.receive(ORDER)
-    if isinstance(order, TextOrder):
+    order = channel.receive(channels.ORDER)
+    if isinstance(order, channels.TextOrder):
         _tokenize(order, channel)
     else:
         _train(order, channel)
 
 
-def _train(order: Order, channel: Channel) -> None:
+def _train(order: channels.Order, channel: channels.Channel) -> None:
     backend = open_backend(order.backend, alone=True)
     result = InProcess(backend, confine).train(_job(order, channel), order.limits, _teller(channel))
-    channel.send(Done(result.steps))
+    channel.send(channels.Done(result.steps))
     for vector in (result.values, *result.kept.values()):
         channel.send_bytes(vector)
 
 
-def _tokenize(order: TextOrder, channel: Channel) -> None:
+def _tokenize(order: channels.TextOrder, channel: channels.Channel) -> None:
     library_of(order.field)  # now: later no file can be opened
     file = channel.receive_bytes(order.size)
-    sizes = channel.receive_array(ArrayKind("sizes", "int64", (order.texts,)))
+    sizes = channel.receive_array(channels.ArrayKind("sizes", "int64", (order.texts,)))
     texts = np.empty(order.texts, object)
     texts[:] = [channel.receive_bytes(size) for size in sizes.tolist()]
     column = TextColumn(order.field, file, order.padding, texts)
     confine(order.limits)
     tokens = column.tokens(_teller(channel))
-    channel.send(Tokenized(tokens.cut))
+    channel.send(channels.Tokenized(tokens.cut))
     channel.send_bytes(tokens.ids)
 
 
-def _teller(channel: Channel) -> Callable[[], bool]:
+def _teller(channel: channels.Channel) -> Callable[[], bool]:
     """What is called in the work: it tells the device, now and then, that the work continues."""
     told = 0.0
 
@@ -88,14 +76,14 @@ def _teller(channel: Channel) -> Callable[[], bool]:
         nonlocal told
         now = time.monotonic()
         if now - told >= TELL_EVERY_S:
-            channel.send(Working(time.process_time()))
+            channel.send(channels.Working(time.process_time()))
             told = now
         return True
 
     return tell
 
 
-def _job(order: Order, channel: Channel) -> Job:
+def _job(order: channels.Order, channel: channels.Channel) -> Job:
     return Job(
         plan=Plan.decode(bytes(order.plan)),
         graphs={name: channel.receive_bytes(size) for name, size in order.graphs.items()},
@@ -113,15 +101,15 @@ def main() -> None:
     descriptor, device = map(int, sys.argv[1:])
     end_with(device)
     kernel.hide_memory()
-    channel = Channel(socket.socket(fileno=descriptor))
+    channel = channels.Channel(socket.socket(fileno=descriptor))
     try:
         work(channel)
-    except Broken:
+    except channels.Broken:
         sys.exit(1)
     except DeviceError as error:
-        channel.send(Failed(type(error).__name__, error.detail, error.private))
+        channel.send(channels.Failed(type(error).__name__, error.detail, error.private))
     except Exception as error:
-        channel.send(Failed("RuntimeFailed", "the device's own code failed", type(error).__name__))
+        channel.send(channels.Failed("RuntimeFailed", "the device's own code failed", type(error).__name__))
 
 
 if __name__ == "__main__":

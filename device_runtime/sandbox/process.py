@@ -17,31 +17,10 @@ from typing import IO, TypeVar
 import msgspec
 import numpy as np
 
+from device_runtime import errors
 from device_runtime.backends import FORMATS, runtime_of
-from device_runtime.errors import (
-    AssignmentError,
-    ConfigError,
-    DeadlinePassed,
-    DeviceError,
-    ExamplesError,
-    NonFiniteReport,
-    PlanRefused,
-    RuntimeFailed,
-    plain,
-)
 from device_runtime.runner import TrainingResult
-from device_runtime.sandbox.channel import (
-    ANSWER,
-    ArrayKind,
-    Broken,
-    Channel,
-    Done,
-    Failed,
-    Order,
-    TextOrder,
-    Tokenized,
-    Working,
-)
+from device_runtime.sandbox import channel as channels
 from device_runtime.texts import TextColumn, Tokens
 from device_runtime.trainer import Job, Limits
 from fedcore.report import all_finite
@@ -57,12 +36,13 @@ ENVIRONMENT = (
     "XDG_CACHE_HOME",
 )
 # The errors that the process may report.
-KINDS: dict[str, Callable[[str, str], DeviceError]] = {
-    kind.__name__: kind for kind in (ConfigError, PlanRefused, RuntimeFailed, NonFiniteReport)
+KINDS: dict[str, Callable[[str, str], errors.DeviceError]] = {
+    kind.__name__: kind
+    for kind in (errors.ConfigError, errors.PlanRefused, errors.RuntimeFailed, errors.NonFiniteReport)
 }
-KINDS[ExamplesError.__name__] = functools.partial(ExamplesError, "invalid-examples")
+KINDS[errors.ExamplesError.__name__] = functools.partial(errors.ExamplesError, "invalid-examples")
 T = TypeVar("T")
-A = TypeVar("A", Done, Tokenized)
+A = TypeVar("A", channels.Done, channels.Tokenized)
 
 
 class Sandbox:
@@ -79,7 +59,9 @@ class Sandbox:
         self._backend = backend
         self._ended_s = self._running_s = 0.0
         if not sys.executable:
-            raise ConfigError("sys.executable names no Python to run graphs in: an application that embeds one sets it")
+            raise errors.ConfigError(
+                "sys.executable names no Python to run graphs in: an application that embeds one sets it"
+            )
 
     @property
     def cpu_s(self) -> float:
@@ -93,14 +75,14 @@ class Sandbox:
         Also raises RuntimeFailed when the process ends without an answer.
         """
 
-        def talk(channel: Channel) -> TrainingResult:
+        def talk(channel: channels.Channel) -> TrainingResult:
             channel.send(self._order(job, *shared, limits=limits))
             for graph in job.graphs.values():
                 channel.send_bytes(graph)
             sent = job.broadcast, job.kept or {}, job.examples, job.left_out
             for array in chain(*(arrays.values() for arrays in sent)):
                 channel.send_bytes(array)
-            return self._result(channel, job, self._answer(channel, Done, "training", limits))
+            return self._result(channel, job, self._answer(channel, channels.Done, "training", limits))
 
         with contextlib.ExitStack() as opened:
             shared = [opened.enter_context(_readable(job.frozen)).fileno()] if job.frozen is not None else []
@@ -109,20 +91,27 @@ class Sandbox:
     def tokenize(self, column: TextColumn, limits: Limits, keep_going: Callable[[], bool]) -> Tokens:
         """Make tokens in a new process, as `train` runs a plan in one."""
 
-        def talk(channel: Channel) -> Tokens:
+        def talk(channel: channels.Channel) -> Tokens:
             size, texts = len(column.file), len(column.texts)
-            channel.send(TextOrder(limits=limits, field=column.field, size=size, padding=column.padding, texts=texts))
+            channel.send(
+                channels.TextOrder(limits=limits, field=column.field, size=size, padding=column.padding, texts=texts)
+            )
             channel.send_bytes(column.file)
             channel.send_bytes(np.array([len(text) for text in column.texts], np.int64))
             channel.send_bytes(b"".join(column.texts))
-            answer = self._answer(channel, Tokenized, "tokenizer", limits)
+            answer = self._answer(channel, channels.Tokenized, "tokenizer", limits)
             shape = len(column.texts), *column.field.shape
-            return Tokens(channel.receive_array(ArrayKind(column.field.name, "int32", shape)), answer.cut)
+            return Tokens(channel.receive_array(channels.ArrayKind(column.field.name, "int32", shape)), answer.cut)
 
         return self._in_new_process(talk, "tokenizer", limits, keep_going)
 
     def _in_new_process(
-        self, talk: Callable[[Channel], T], what: str, limits: Limits, keep_going: Callable[[], bool], *shared: int
+        self,
+        talk: Callable[[channels.Channel], T],
+        what: str,
+        limits: Limits,
+        keep_going: Callable[[], bool],
+        *shared: int,
     ) -> T:
         """What `talk` gives over a channel to a process, which is for `what` and ends with it.
 
@@ -131,49 +120,54 @@ class Sandbox:
 
         def look() -> None:
             if not keep_going():
-                raise DeadlinePassed(f"stopped in the process of the {what}: the report would come too late")
+                raise errors.DeadlinePassed(f"stopped in the process of the {what}: the report would come too late")
 
         ours, theirs = socket.socketpair()
         with ours:
             with theirs:
                 process = _start(theirs, *shared)
             try:
-                return talk(Channel(ours, look))
-            except Broken:
+                return talk(channels.Channel(ours, look))
+            except channels.Broken:
                 raise _death(self._end(process), what, limits) from None
             finally:
                 self._end(process)
 
-    def _answer(self, channel: Channel, kind: type[A], what: str, limits: Limits) -> A:
+    def _answer(self, channel: channels.Channel, kind: type[A], what: str, limits: Limits) -> A:
         """The answer at the end of the work. Raises Broken where it is of another kind, and the error that it names."""
-        while isinstance(answer := channel.receive(ANSWER), Working):
+        while isinstance(answer := channel.receive(channels.ANSWER), channels.Working):
             self._running_s = min(answer.cpu_s, limits.cpu_s + 1)  # the kernel allows little more than the limit
-        if isinstance(answer, Failed):
+        if isinstance(answer, channels.Failed):
             words = f"{answer.detail}: {answer.private}" if answer.private else answer.detail
-            raise KINDS.get(answer.kind, RuntimeFailed)(f"the process of the {what} gave up", plain(words))
+            raise KINDS.get(answer.kind, errors.RuntimeFailed)(
+                f"the process of the {what} gave up", errors.plain(words)
+            )
         if not isinstance(answer, kind):
-            raise Broken
+            raise channels.Broken
         return answer
 
-    def _order(self, job: Job, frozen: int | None = None, *, limits: Limits) -> Order:
-        return Order(
+    def _order(self, job: Job, frozen: int | None = None, *, limits: Limits) -> channels.Order:
+        return channels.Order(
             backend=self._backend,
             limits=limits,
             plan=msgspec.Raw(job.plan.encode()),
             key=job.key,
             graphs={name: len(graph) for name, graph in job.graphs.items()},
-            broadcast=ArrayKind.of(job.broadcast),
+            broadcast=channels.ArrayKind.of(job.broadcast),
             frozen=frozen,
-            kept=None if job.kept is None else ArrayKind.of(job.kept),
-            examples=ArrayKind.of(job.examples),
-            left_out=ArrayKind.of(job.left_out),
+            kept=None if job.kept is None else channels.ArrayKind.of(job.kept),
+            examples=channels.ArrayKind.of(job.examples),
+            left_out=channels.ArrayKind.of(job.left_out),
         )
 
-    def _result(self, channel: Channel, job: Job, done: Done) -> TrainingResult:
-        values = channel.receive_array(ArrayKind("values", "float32", (job.result_size,)))
-        kept = {spec.name: channel.receive_array(ArrayKind(spec.name, "float32", (spec.size,))) for spec in job.keeps}
+    def _result(self, channel: channels.Channel, job: Job, done: channels.Done) -> TrainingResult:
+        values = channel.receive_array(channels.ArrayKind("values", "float32", (job.result_size,)))
+        kept = {
+            spec.name: channel.receive_array(channels.ArrayKind(spec.name, "float32", (spec.size,)))
+            for spec in job.keeps
+        }
         if not all(map(all_finite, (values, *kept.values()))):
-            raise NonFiniteReport("the process of the training gave values that are not finite")
+            raise errors.NonFiniteReport("the process of the training gave values that are not finite")
         return TrainingResult(values, job.plan.report.weight(job.count), job.count, done.steps, kept)
 
     def _end(self, process: subprocess.Popen[bytes]) -> int:
@@ -200,7 +194,7 @@ def _readable(file: Path | int) -> IO[bytes]:
     try:
         return open(file, "rb", closefd=not isinstance(file, int))
     except OSError as error:
-        raise PlanRefused("the frozen vectors cannot be read", str(error)) from error
+        raise errors.PlanRefused("the frozen vectors cannot be read", str(error)) from error
 
 
 def _start(end: socket.socket, *shared: int) -> subprocess.Popen[bytes]:
@@ -217,9 +211,11 @@ def _start(end: socket.socket, *shared: int) -> subprocess.Popen[bytes]:
     )
 
 
-def _death(code: int, what: str, limits: Limits) -> AssignmentError:
+def _death(code: int, what: str, limits: Limits) -> errors.AssignmentError:
     """The error of a process that ended without an answer."""
     if code == -signal.SIGXCPU:
-        return PlanRefused("against plan.compute_seconds of this device's policy", f"{limits.cpu_s:.10g} allowed")
+        return errors.PlanRefused(
+            "against plan.compute_seconds of this device's policy", f"{limits.cpu_s:.10g} allowed"
+        )
     how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
-    return RuntimeFailed(f"the process of the {what} died", how)
+    return errors.RuntimeFailed(f"the process of the {what} died", how)

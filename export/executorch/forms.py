@@ -15,16 +15,7 @@ from torch import Tensor
 
 from export.decompositions import TABLE
 from export.errors import UnsupportedOperator
-from export.executorch.convolution import (
-    aten,
-    channels_first,
-    channels_last,
-    convolution,
-    convolution_backward,
-    max_pool2d,
-    max_pool2d_backward,
-    positive,
-)
+from export.executorch import convolution as convolutions
 from export.operator_forms import unrolled
 
 # A sort compares each value with each.
@@ -57,14 +48,14 @@ def group_norm(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Statistics by sums over positions, which are fast, and then over the few channels of a group."""
     _, channels, positions, groups, epsilon = sizes
-    x, count = channels_last(inputs), positions * channels // groups
+    x, count = convolutions.channels_last(inputs), positions * channels // groups
     mean_NC = _over_groups(_over_positions(x), groups) / count
     centred = x - _everywhere(mean_NC, x)
     rstd_NC = (_over_groups(_over_positions(centred * centred), groups) / count + epsilon).rsqrt()
     out = centred * _everywhere(rstd_NC if weight is None else rstd_NC * weight, x)
     out = out if bias is None else out + bias
     each = channels // groups
-    return channels_first(out), mean_NC[:, ::each], rstd_NC[:, ::each]
+    return convolutions.channels_first(out), mean_NC[:, ::each], rstd_NC[:, ::each]
 
 
 def group_norm_backward(
@@ -72,7 +63,7 @@ def group_norm_backward(
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     """Two sums over positions give everything except the input's own gradient."""
     _, channels, positions, groups, output_mask = sizes
-    grad, x = channels_last(grad_output), channels_last(inputs)
+    grad, x = convolutions.channels_last(grad_output), convolutions.channels_last(inputs)
     rstd_NC = _each_channel(rstd, channels)
     centred = x - _everywhere(_each_channel(mean, channels), x)
     sums_NC, along_NC = _over_positions(grad), _over_positions(grad * centred) * rstd_NC
@@ -83,7 +74,7 @@ def group_norm_backward(
         level_NC, slope_NC = (_over_groups(part, groups) * scale_NC for part in weighted)
         gain_NC = rstd_NC if weight is None else rstd_NC * weight
         back = grad * _everywhere(gain_NC, x) - centred * _everywhere(slope_NC * rstd_NC, x)
-        grad_input = channels_first(back - _everywhere(level_NC, x))
+        grad_input = convolutions.channels_first(back - _everywhere(level_NC, x))
     if output_mask[1]:
         grad_weight = along_NC.sum(0)
     if output_mask[2]:
@@ -93,12 +84,12 @@ def group_norm_backward(
 
 def threshold_backward(grad_output: Tensor, inputs: Tensor, threshold: float) -> Tensor:
     """The gradient of ReLU, by arithmetic instead of a comparison and a choice."""
-    return grad_output * positive(inputs - threshold if threshold else inputs)
+    return grad_output * convolutions.positive(inputs - threshold if threshold else inputs)
 
 
 def hardtanh_backward(grad_output: Tensor, inputs: Tensor, low: float, high: float) -> Tensor:
     """The gradient of ReLU6 and its like."""
-    return grad_output * (positive(inputs - low if low else inputs) * positive(high - inputs))
+    return grad_output * (convolutions.positive(inputs - low if low else inputs) * convolutions.positive(high - inputs))
 
 
 def log_softmax(inputs: Tensor, axis: int, half_to_float: bool) -> Tensor:
@@ -157,24 +148,24 @@ def constant_pad(inputs: Tensor, sides: Sequence[int], value: float = 0.0) -> An
         axis = inputs.dim() - 1 - pair
         inputs = inputs.narrow(axis, before, inputs.shape[axis] - before - after)
     added = [max(side, 0) for side in sides]
-    return aten.constant_pad_nd(inputs, added, value) if any(added) else inputs
+    return convolutions.aten.constant_pad_nd(inputs, added, value) if any(added) else inputs
 
 
 FORMS: dict[Any, Callable[..., Any]] = {
     **TABLE,
     unrolled: unrolled,  # a program has no loops
-    aten._log_softmax.default: log_softmax,
-    aten._softmax.default: softmax,
-    aten.constant_pad_nd.default: constant_pad,
-    aten.convolution.default: convolution,
-    aten.convolution_backward.default: convolution_backward,
-    aten.max_pool2d_with_indices.default: max_pool2d,
-    aten.max_pool2d_with_indices_backward.default: max_pool2d_backward,
-    aten.native_group_norm.default: group_norm,
-    aten.native_group_norm_backward.default: group_norm_backward,
-    **dict.fromkeys([aten.remainder.Scalar, aten.remainder.Tensor], remainder),
-    **dict.fromkeys([aten.sort.default, aten.sort.stable], sort),
-    aten.threshold_backward.default: threshold_backward,
-    aten.topk.default: topk,
-    aten.hardtanh_backward.default: hardtanh_backward,
+    convolutions.aten._log_softmax.default: log_softmax,
+    convolutions.aten._softmax.default: softmax,
+    convolutions.aten.constant_pad_nd.default: constant_pad,
+    convolutions.aten.convolution.default: convolutions.convolution,
+    convolutions.aten.convolution_backward.default: convolutions.convolution_backward,
+    convolutions.aten.max_pool2d_with_indices.default: convolutions.max_pool2d,
+    convolutions.aten.max_pool2d_with_indices_backward.default: convolutions.max_pool2d_backward,
+    convolutions.aten.native_group_norm.default: group_norm,
+    convolutions.aten.native_group_norm_backward.default: group_norm_backward,
+    **dict.fromkeys([convolutions.aten.remainder.Scalar, convolutions.aten.remainder.Tensor], remainder),
+    **dict.fromkeys([convolutions.aten.sort.default, convolutions.aten.sort.stable], sort),
+    convolutions.aten.threshold_backward.default: threshold_backward,
+    convolutions.aten.topk.default: topk,
+    convolutions.aten.hardtanh_backward.default: hardtanh_backward,
 }

@@ -21,17 +21,7 @@ from torch import Tensor, nn
 
 from export.errors import InvalidModel, reason
 from export.few_bits import ADAPTED_FORMS, BITS, EXACT, FORMS, DenseInFewBits, in_few_bits, lora
-from export.huggingface import weights
-from export.huggingface.modules import (
-    DeferredLogits,
-    LastToken,
-    Padding,
-    Sentences,
-    Text,
-    check_masks,
-    pooling_of,
-    with_gated_layers,
-)
+from export.huggingface import modules, weights
 from export.huggingface.weights import check_folder, check_given
 from export.model import ModelSpec, PerExample, accuracy, cross_entropy
 from export.quiet import quiet
@@ -68,50 +58,50 @@ class Task:
     kind: str
     peft: str
     has_head: bool
-    terms: Callable[[Field, int, Padding], Terms]
+    terms: Callable[[Field, int, modules.Padding], Terms]
 
 
-def _classes(text: Field, classes: int, padding: Padding) -> Terms:
+def _classes(text: Field, classes: int, padding: modules.Padding) -> Terms:
     return Terms((text,), Field(LABEL, "int64", (), classes), cross_entropy, {"accuracy": accuracy})
 
 
-def _several_labels(text: Field, classes: int, padding: Padding) -> Terms:
+def _several_labels(text: Field, classes: int, padding: modules.Padding) -> Terms:
     label = Field(LABEL, "int64", (classes,), 2, ignored=IGNORED)
     figures = {"accuracy": labels_right, "f1": f1_of_labels}
     return Terms((text,), label, cross_entropy_of_labels, figures)
 
 
-def _classes_of_tokens(text: Field, classes: int, padding: Padding) -> Terms:
+def _classes_of_tokens(text: Field, classes: int, padding: modules.Padding) -> Terms:
     """Labels belong to tokens, so the app makes these."""
     label = Field(LABEL, "int64", text.shape, classes, ignored=IGNORED)
     loss, right = of_tokens(IGNORED)
     return Terms((msgspec.structs.replace(text, name=TOKENS, tokenizer=UNSET),), label, loss, {"accuracy": right})
 
 
-def _next_tokens(text: Field, classes: int, padding: Padding) -> Terms:
+def _next_tokens(text: Field, classes: int, padding: modules.Padding) -> Terms:
     """The label is the text, of which every token but the first is to be told from those before it."""
 
-    def against(logits: Tensor | DeferredLogits, tokens: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def against(logits: Tensor | modules.DeferredLogits, tokens: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Of every place (B, T): whether a token follows, its cross-entropy, and whether it is the likeliest."""
         follows = torch.cat((padding.real_of(tokens)[:, 1:], torch.zeros_like(tokens[:, :1])), 1)
         following = torch.cat((tokens[:, 1:], tokens[:, :1]), 1) * follows
-        if isinstance(logits, DeferredLogits):
+        if isinstance(logits, modules.DeferredLogits):
             return follows, *logits.against(following)
         each = nn.functional.cross_entropy(logits.flatten(0, 1), following.flatten(), reduction="none")
         return follows, each.reshape(tokens.shape), logits.argmax(-1) == following
 
-    def loss(logits: Tensor | DeferredLogits, tokens: Tensor) -> Tensor:
+    def loss(logits: Tensor | modules.DeferredLogits, tokens: Tensor) -> Tensor:
         follows, entropy, _ = against(logits, tokens)
         return mean_where(follows, entropy)
 
-    def right(logits: Tensor | DeferredLogits, tokens: Tensor) -> Tensor:
+    def right(logits: Tensor | modules.DeferredLogits, tokens: Tensor) -> Tensor:
         follows, _, likeliest = against(logits, tokens)
         return mean_where(follows, likeliest)
 
     return Terms((text,), text, loss, {"accuracy": right})
 
 
-def _pairs(text: Field, classes: int, padding: Padding) -> Terms:
+def _pairs(text: Field, classes: int, padding: modules.Padding) -> Terms:
     """Each text's partner among those of the batch (Henderson et al. 2017, arXiv:1705.00652, equation 5)."""
     first, second = (msgspec.structs.replace(text, name=name) for name in (ANCHOR, POSITIVE))
 
@@ -245,7 +235,7 @@ def spec_of(pretrained: Pretrained) -> ModelSpec:
     return ModelSpec(name, make, **terms._asdict(), exact=exact, tokenizers=tokenizers)
 
 
-def padding_of(config: Any, by_apps: bool = False) -> Padding:
+def padding_of(config: Any, by_apps: bool = False) -> modules.Padding:
     """What fills short texts: the number after the vocabulary's last, as every token may be one of a text.
 
     Apps that make tokens may fill texts with the folder's own token of padding, too, unless it has another use.
@@ -253,10 +243,10 @@ def padding_of(config: Any, by_apps: bool = False) -> Padding:
     own, size = config.pad_token_id, int(config.vocab_size)
     used = [getattr(config, f"{name}_token_id", None) for name in ("bos", "eos", "cls", "sep")]
     is_used = any(own in one if isinstance(one, list) else own == one for one in used)
-    return Padding((size, own) if by_apps and own is not None and not is_used else (size,), own or 0)
+    return modules.Padding((size, own) if by_apps and own is not None and not is_used else (size,), own or 0)
 
 
-def build(pretrained: Pretrained, padding: Padding) -> nn.Module:
+def build(pretrained: Pretrained, padding: modules.Padding) -> nn.Module:
     """The frozen module with adapters, and a head of its own for classes. Raises InvalidModel."""
     model, drawn = _loaded(pretrained)
     for path, layer in model.named_modules():
@@ -264,13 +254,13 @@ def build(pretrained: Pretrained, padding: Padding) -> nn.Module:
         if path.endswith(".position_embeddings") and getattr(layer, "padding_idx", None) is not None:
             _check_length(pretrained, layer.weight.shape[0] - layer.padding_idx - 1)
     chosen = _adapted(pretrained, model) if pretrained.rank else ()
-    with_gated_layers(model)
-    inside, text = f"model.{model.base_model_prefix}.", Text(model, padding)
+    modules.with_gated_layers(model)
+    inside, text = f"model.{model.base_model_prefix}.", modules.Text(model, padding)
     if pretrained.task == "embedding":
-        inside, text = "model.", Sentences(model, padding, pooling_of(Path(pretrained.folder)))
+        inside, text = "model.", modules.Sentences(model, padding, modules.pooling_of(Path(pretrained.folder)))
     elif "SequenceClassification" in pretrained.kind.kind and hasattr(model, "score"):
-        text = LastToken(model, padding)
-    check_masks(pretrained.folder, text, pretrained.tokens, pretrained.task == "causal-lm")
+        text = modules.LastToken(model, padding)
+    modules.check_masks(pretrained.folder, text, pretrained.tokens, pretrained.task == "causal-lm")
     names = [name for name, _ in text.named_parameters()]
     head = [name for name in names if not name.startswith(inside) or name.removeprefix("model.") in drawn]
     train = head if pretrained.kind.has_head else ()

@@ -18,24 +18,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from export.questions.expressions import (
-    FAR,
-    Batch,
-    Expression,
-    Kind,
-    Numbers,
-    as_real,
-    as_whole,
-    both,
-    derived,
-    literal,
-)
+from export.questions import expressions
 from export.questions.terms import MOST_EXACT
 from fedcore.errors import QuestionError
 from fedcore.questions.functions import FUNCTIONS
 from fedcore.questions.question import MOST_CELLS
 
-Operator = Callable[..., Expression]
+Operator = Callable[..., expressions.Expression]
 """Expressions to an expression."""
 
 
@@ -44,13 +33,13 @@ def folding(name: str) -> Callable[[Operator], Operator]:
 
     def decorate(operator: Operator) -> Operator:
         @functools.wraps(operator)
-        def folded(*arguments: Expression) -> Expression:
+        def folded(*arguments: expressions.Expression) -> expressions.Expression:
             if any(argument.kind == "text" for argument in arguments):
                 raise QuestionError(f"{name.upper()} of text; devices compute with numbers")
             if any(argument.kind == "null" for argument in arguments):
-                return literal(None)
+                return expressions.literal(None)
             if all(argument.constant for argument in arguments):
-                return literal(FUNCTIONS[name](*(argument.value for argument in arguments)))
+                return expressions.literal(FUNCTIONS[name](*(argument.value for argument in arguments)))
             return operator(*arguments)
 
         return folded
@@ -63,7 +52,9 @@ def product(left: float, right: float) -> float:
     return 0 if 0 in {left, right} else left * right
 
 
-def corners(function: Callable[[Any, Any], Any], left: Expression, right: Expression) -> tuple[float, float]:
+def corners(
+    function: Callable[[Any, Any], Any], left: expressions.Expression, right: expressions.Expression
+) -> tuple[float, float]:
     """The bounds of a function that is monotone in each of its numbers."""
     ends = [function(one, other) for one in (left.low, left.high) for other in (right.low, right.high)]
     return min(ends), max(ends)
@@ -71,35 +62,41 @@ def corners(function: Callable[[Any, Any], Any], left: Expression, right: Expres
 
 def _held(values: Tensor, bounds: tuple[float, float]) -> Tensor:
     """Real numbers, held to ±FAR unless they are known to lie there."""
-    return values if -FAR < bounds[0] <= bounds[1] < FAR else values.clamp(-FAR, FAR)
+    return (
+        values
+        if -expressions.FAR < bounds[0] <= bounds[1] < expressions.FAR
+        else values.clamp(-expressions.FAR, expressions.FAR)
+    )
 
 
-def alike(*arguments: Expression) -> tuple[Kind, list[Expression]]:
+def alike(*arguments: expressions.Expression) -> tuple[expressions.Kind, list[expressions.Expression]]:
     """The kind of numbers that arithmetic gives, and the arguments as torch needs them."""
     if all(argument.whole for argument in arguments):
-        return "whole", [as_whole(argument) for argument in arguments]
-    kind: Kind = "real" if any(argument.kind == "real" for argument in arguments) else "either"
-    return kind, [as_real(argument) for argument in arguments]
+        return "whole", [expressions.as_whole(argument) for argument in arguments]
+    kind: expressions.Kind = "real" if any(argument.kind == "real" for argument in arguments) else "either"
+    return kind, [expressions.as_real(argument) for argument in arguments]
 
 
-def arithmetic(name: str, bounds: Callable[[Expression, Expression], tuple[float, float]]) -> Operator:
+def arithmetic(
+    name: str, bounds: Callable[[expressions.Expression, expressions.Expression], tuple[float, float]]
+) -> Operator:
     """+, - or *. bounds: of what it gives."""
     functions: dict[str, Callable[..., Tensor]] = {"+": torch.add, "-": torch.sub, "*": torch.mul}
     function = functions[name]
 
     @folding(name)
-    def operator(left: Expression, right: Expression) -> Expression:
+    def operator(left: expressions.Expression, right: expressions.Expression) -> expressions.Expression:
         kind, (left, right) = alike(left, right)
         ends = bounds(left, right)
         if kind == "whole":
-            return derived(kind, ends, function, left, right)
-        return derived(kind, ends, lambda one, other: _held(function(one, other), ends), left, right)
+            return expressions.derived(kind, ends, function, left, right)
+        return expressions.derived(kind, ends, lambda one, other: _held(function(one, other), ends), left, right)
 
     return operator
 
 
 @folding("/")
-def divide(left: Expression, right: Expression) -> Expression:
+def divide(left: expressions.Expression, right: expressions.Expression) -> expressions.Expression:
     """A quotient; of whole numbers towards 0."""
     if "either" in {left.kind, right.kind} and "real" not in {left.kind, right.kind}:
         raise QuestionError(
@@ -107,15 +104,17 @@ def divide(left: Expression, right: Expression) -> Expression:
         )
     kind, (left, right) = alike(left, right)
     if right.constant and right.value == 0:
-        return literal(None)
+        return expressions.literal(None)
     divisors = [end for end in (right.low, -1, 1, right.high) if end and right.low <= end <= right.high]
     by_zero = None if right.low > 0 or right.high < 0 else (lambda _, values: values != 0)
     if kind == "whole":
         ends = [FUNCTIONS["/"](int(end), int(divisor)) for end in (left.low, left.high) for divisor in divisors]
-        return derived(kind, (min(ends), max(ends)), _whole_quotient, left, right, valid=by_zero)
+        return expressions.derived(kind, (min(ends), max(ends)), _whole_quotient, left, right, valid=by_zero)
     bounds = corners(lambda one, other: one / other, left, right) if by_zero is None else (-math.inf, math.inf)
     bounds = (-math.inf, math.inf) if any(map(math.isnan, bounds)) else bounds
-    return derived(kind, bounds, lambda one, other: _held(one / _not_zero(other), bounds), left, right, valid=by_zero)
+    return expressions.derived(
+        kind, bounds, lambda one, other: _held(one / _not_zero(other), bounds), left, right, valid=by_zero
+    )
 
 
 def _not_zero(values: Tensor) -> Tensor:
@@ -127,49 +126,51 @@ def _whole_quotient(left: Tensor, right: Tensor) -> Tensor:
 
 
 @folding("%")
-def remainder(left: Expression, right: Expression) -> Expression:
+def remainder(left: expressions.Expression, right: expressions.Expression) -> expressions.Expression:
     """SQLite makes both whole first, and gives a real where one of them is."""
     kind, _ = alike(left, right)
-    left, right = as_whole(truncated(left)), as_whole(truncated(right))
+    left, right = expressions.as_whole(truncated(left)), expressions.as_whole(truncated(right))
     if right.constant and right.value == 0:
-        return literal(None)
+        return expressions.literal(None)
     most = max(right.largest - 1, 0)
     bounds = -min(max(-left.low, 0), most), min(max(left.high, 0), most)
     by_zero = None if right.low > 0 or right.high < 0 else (lambda _, values: values != 0)
-    found = derived(
+    found = expressions.derived(
         "whole", bounds, lambda one, other: one - other * _whole_quotient(one, other), left, right, valid=by_zero
     )
-    return found if kind == "whole" else _of_kind(kind, as_real(found))
+    return found if kind == "whole" else _of_kind(kind, expressions.as_real(found))
 
 
-def _of_kind(kind: Kind, expression: Expression) -> Expression:
+def _of_kind(kind: expressions.Kind, expression: expressions.Expression) -> expressions.Expression:
     """The same numbers, of a kind that torch holds in the same way."""
     if expression.kind == kind:
         return expression
     bounds = expression.low, expression.high
-    return derived(kind, bounds, lambda values: values, expression, choices=expression.choices)
+    return expressions.derived(kind, bounds, lambda values: values, expression, choices=expression.choices)
 
 
 @folding("integer")
-def truncated(argument: Expression) -> Expression:
+def truncated(argument: expressions.Expression) -> expressions.Expression:
     """CAST(… AS INTEGER): towards 0."""
     if argument.whole:
         return argument
     if argument.largest > MOST_EXACT:
         raise QuestionError("a real number without bounds cannot become whole: CLIP(x, low, high) it before")
-    return derived("whole", (int(argument.low), int(argument.high)), lambda values: values.to(torch.int64), argument)
+    return expressions.derived(
+        "whole", (int(argument.low), int(argument.high)), lambda values: values.to(torch.int64), argument
+    )
 
 
 @folding("real")
-def real(argument: Expression) -> Expression:
+def real(argument: expressions.Expression) -> expressions.Expression:
     """CAST(… AS REAL)."""
-    return as_real(argument)
+    return expressions.as_real(argument)
 
 
 @folding("round")
-def rounded(argument: Expression) -> Expression:
+def rounded(argument: expressions.Expression) -> expressions.Expression:
     """Half away from 0; a real number, also of a whole one."""
-    real = as_real(argument)
+    real = expressions.as_real(argument)
     if argument.whole:
         return real
     if real.largest > MOST_EXACT / 2:
@@ -180,22 +181,22 @@ def rounded(argument: Expression) -> Expression:
         away = 0.5 - (values < 0).to(torch.float64)
         return (values + away).to(torch.int64).to(torch.float64)
 
-    return derived("real", bounds, function, real)
+    return expressions.derived("real", bounds, function, real)
 
 
 @folding("negative")
-def negative(argument: Expression) -> Expression:
+def negative(argument: expressions.Expression) -> expressions.Expression:
     """The opposite number."""
-    argument = as_whole(argument)
-    return derived(argument.kind, (-argument.high, -argument.low), lambda values: values * -1, argument)
+    argument = expressions.as_whole(argument)
+    return expressions.derived(argument.kind, (-argument.high, -argument.low), lambda values: values * -1, argument)
 
 
 @folding("abs")
-def absolute(argument: Expression) -> Expression:
+def absolute(argument: expressions.Expression) -> expressions.Expression:
     """The number without its sign."""
-    argument = as_whole(argument)
+    argument = expressions.as_whole(argument)
     low = 0 if argument.low <= 0 <= argument.high else min(abs(argument.low), abs(argument.high))
-    return derived(argument.kind, (low, argument.largest), torch.abs, argument)
+    return expressions.derived(argument.kind, (low, argument.largest), torch.abs, argument)
 
 
 def extreme(name: str) -> Operator:
@@ -203,15 +204,17 @@ def extreme(name: str) -> Operator:
     compared, pick = (torch.le, min) if name == "min" else (torch.ge, max)
 
     @folding(name)
-    def operator(left: Expression, right: Expression) -> Expression:
+    def operator(left: expressions.Expression, right: expressions.Expression) -> expressions.Expression:
         kind, (left, right) = either_of(left, right)
         bounds = pick(left.low, right.low), pick(left.high, right.high)
-        return derived(kind, bounds, lambda one, other: torch.where(compared(one, other), one, other), left, right)
+        return expressions.derived(
+            kind, bounds, lambda one, other: torch.where(compared(one, other), one, other), left, right
+        )
 
     return lambda first, *others: functools.reduce(operator, others, first)
 
 
-def either_of(*arguments: Expression) -> tuple[Kind, list[Expression]]:
+def either_of(*arguments: expressions.Expression) -> tuple[expressions.Kind, list[expressions.Expression]]:
     """The kind of what is one of some numbers, and these as torch needs them."""
     if all(argument.kind == "real" for argument in arguments):
         return "real", list(arguments)
@@ -219,18 +222,20 @@ def either_of(*arguments: Expression) -> tuple[Kind, list[Expression]]:
     return ("whole" if kind == "whole" else "either"), converted
 
 
-def clip(argument: Expression, low: Expression, high: Expression) -> Expression:
+def clip(
+    argument: expressions.Expression, low: expressions.Expression, high: expressions.Expression
+) -> expressions.Expression:
     """CLIP(x, low, high): what is below low is low, what is above high is high."""
     if not all(end.constant and end.kind in {"whole", "real"} for end in (low, high)) or low.value > high.value:
         raise QuestionError("CLIP takes two constants, the lower one first")
     if argument.kind == "null":
         return argument
     if not (argument.whole and low.whole and high.whole):
-        argument, low, high = real(argument), as_real(low), as_real(high)
+        argument, low, high = real(argument), expressions.as_real(low), expressions.as_real(high)
     return extreme("max")(extreme("min")(argument, high), low)
 
 
-def bucket(argument: Expression, *ends: Expression) -> Expression:
+def bucket(argument: expressions.Expression, *ends: expressions.Expression) -> expressions.Expression:
     """WIDTH_BUCKET(x, low, high, n): 1 … n for equal parts of low … high, 0 below them and n + 1 from high on."""
     low, high, count = (end.value if end.constant else None for end in ends)
     numbers = [end for end in (low, high) if isinstance(end, int | float)]
@@ -246,9 +251,9 @@ def bucket(argument: Expression, *ends: Expression) -> Expression:
     def function(values: Tensor) -> Tensor:
         return (values.unsqueeze(-1) >= tensor.to(values.device)).to(torch.float32).sum(-1).to(torch.int64)
 
-    real = as_real(argument)
+    real = expressions.as_real(argument)
     bounds = (sum(edge <= end for edge in edges) for end in (real.low, real.high))
-    return derived("whole", (next(bounds), next(bounds)), function, real)
+    return expressions.derived("whole", (next(bounds), next(bounds)), function, real)
 
 
 def edges_of(low: float, high: float, count: int) -> list[float]:
@@ -264,22 +269,22 @@ def comparison(name: str) -> Operator:
     compare = COMPARISONS[name]
 
     @folding(name)
-    def operator(left: Expression, right: Expression) -> Expression:
+    def operator(left: expressions.Expression, right: expressions.Expression) -> expressions.Expression:
         _, (left, right) = alike(left, right)
-        return derived("truth", (0, 1), compare, left, right)
+        return expressions.derived("truth", (0, 1), compare, left, right)
 
     return operator
 
 
-def truth(argument: Expression) -> Expression:
+def truth(argument: expressions.Expression) -> expressions.Expression:
     """A condition: a number is true unless it is 0. Of constants, 0, 1 or NULL."""
     if argument.kind == "text":
         raise QuestionError("a text is no condition; devices compute with numbers")
     if argument.kind in {"truth", "null"}:
         return argument
     if argument.constant:
-        return literal(int(argument.value != 0))
-    return derived("truth", (0, 1), lambda values: values != 0, argument)
+        return expressions.literal(int(argument.value != 0))
+    return expressions.derived("truth", (0, 1), lambda values: values != 0, argument)
 
 
 def connective(name: str) -> Operator:
@@ -287,28 +292,28 @@ def connective(name: str) -> Operator:
     decides = int(name == "or")
     join = torch.logical_or if decides else torch.logical_and
 
-    def operator(left: Expression, right: Expression) -> Expression:
+    def operator(left: expressions.Expression, right: expressions.Expression) -> expressions.Expression:
         for one, other in itertools.permutations((truth(left), truth(right))):
             if one.constant and one.kind != "null":
-                return literal(decides) if one.value == decides else other
+                return expressions.literal(decides) if one.value == decides else other
         if left.kind == right.kind == "null":
             return left
         return _joined(truth(left), truth(right))
 
-    def _joined(left: Expression, right: Expression) -> Expression:
-        def compute(batch: Batch) -> Numbers:
+    def _joined(left: expressions.Expression, right: expressions.Expression) -> expressions.Expression:
+        def compute(batch: expressions.Batch) -> expressions.Numbers:
             one, other = batch.of(left), batch.of(right)
             sides = [_where_valid(side, not decides) for side in (one, other)]
-            valid = both(one.valid, other.valid)
+            valid = expressions.both(one.valid, other.valid)
             decided = functools.reduce(torch.logical_or, (_decided(side, decides) for side in (one, other)))
-            return Numbers(join(*sides), None if valid is None else torch.logical_or(valid, decided))
+            return expressions.Numbers(join(*sides), None if valid is None else torch.logical_or(valid, decided))
 
-        return Expression("truth", 0, 1, left.nullable or right.nullable, compute)
+        return expressions.Expression("truth", 0, 1, left.nullable or right.nullable, compute)
 
     return lambda first, *others: functools.reduce(operator, others, truth(first))
 
 
-def _where_valid(numbers: Numbers, otherwise: bool) -> Tensor:
+def _where_valid(numbers: expressions.Numbers, otherwise: bool) -> Tensor:
     """Truths (B,), and `otherwise` where they are NULL."""
     if numbers.valid is None:
         return numbers.values
@@ -318,39 +323,41 @@ def _where_valid(numbers: Numbers, otherwise: bool) -> Tensor:
     return torch.logical_and(values, numbers.valid)
 
 
-def _decided(numbers: Numbers, decides: int) -> Tensor:
+def _decided(numbers: expressions.Numbers, decides: int) -> Tensor:
     """Where a truth is known and decides."""
     values = numbers.values.to(torch.bool)
     values = values if decides else torch.logical_not(values)
     return values if numbers.valid is None else torch.logical_and(values, numbers.valid)
 
 
-def holds(argument: Expression, batch: Batch) -> Tensor:
+def holds(argument: expressions.Expression, batch: expressions.Batch) -> Tensor:
     """Where a condition is true, neither false nor NULL (B,)."""
     return _where_valid(batch.of(truth(argument)), False).to(torch.bool)
 
 
-def negation(argument: Expression) -> Expression:
+def negation(argument: expressions.Expression) -> expressions.Expression:
     """NOT."""
     argument = truth(argument)
     if argument.constant:
-        return literal(FUNCTIONS["not"](argument.value))
-    return derived("truth", (0, 1), torch.logical_not, argument)
+        return expressions.literal(FUNCTIONS["not"](argument.value))
+    return expressions.derived("truth", (0, 1), torch.logical_not, argument)
 
 
-def is_null(argument: Expression) -> Expression:
+def is_null(argument: expressions.Expression) -> expressions.Expression:
     """Whether it is NULL, which is never NULL."""
     if argument.constant or not argument.nullable:
-        return literal(int(argument.kind == "null"))
+        return expressions.literal(int(argument.kind == "null"))
 
-    def compute(batch: Batch) -> Numbers:
+    def compute(batch: expressions.Batch) -> expressions.Numbers:
         valid = _known(batch.of(argument))
-        return Numbers(torch.logical_not(valid), None)
+        return expressions.Numbers(torch.logical_not(valid), None)
 
-    return Expression("truth", 0, 1, False, compute)
+    return expressions.Expression("truth", 0, 1, False, compute)
 
 
-def _choice(condition: Expression, yes: Expression, no: Expression) -> Expression:
+def _choice(
+    condition: expressions.Expression, yes: expressions.Expression, no: expressions.Expression
+) -> expressions.Expression:
     """`yes` where a condition is true, else `no`."""
     condition = truth(condition)
     if condition.constant:
@@ -358,24 +365,26 @@ def _choice(condition: Expression, yes: Expression, no: Expression) -> Expressio
     kind, choices, (yes, no) = _options(yes, no)
     bounds = min(yes.low, no.low), max(yes.high, no.high)
 
-    def compute(batch: Batch) -> Numbers:
+    def compute(batch: expressions.Batch) -> expressions.Numbers:
         chosen, one, other = holds(condition, batch), batch.of(yes), batch.of(no)
         valid = None
         if not (one.valid is None and other.valid is None):
             valid = torch.logical_or(
                 torch.logical_and(chosen, _known(one)), torch.logical_and(torch.logical_not(chosen), _known(other))
             )
-        return Numbers(torch.where(chosen, one.values, other.values), valid)
+        return expressions.Numbers(torch.where(chosen, one.values, other.values), valid)
 
-    return Expression(kind, *bounds, yes.nullable or no.nullable, compute, choices)
+    return expressions.Expression(kind, *bounds, yes.nullable or no.nullable, compute, choices)
 
 
-def _known(numbers: Numbers) -> Tensor:
+def _known(numbers: expressions.Numbers) -> Tensor:
     """Where numbers are not NULL."""
     return torch.ones_like(numbers.values, dtype=torch.bool) if numbers.valid is None else numbers.valid
 
 
-def _options(yes: Expression, no: Expression) -> tuple[Kind, tuple[Any, ...] | None, list[Expression]]:
+def _options(
+    yes: expressions.Expression, no: expressions.Expression
+) -> tuple[expressions.Kind, tuple[Any, ...] | None, list[expressions.Expression]]:
     """The kind of what is one of two expressions, the choices if both are of constants, and both in one type."""
     if {yes.kind, no.kind} == {"null"}:
         return "null", None, [yes, no]
@@ -397,27 +406,27 @@ def _options(yes: Expression, no: Expression) -> tuple[Kind, tuple[Any, ...] | N
     return kind, choices, alike
 
 
-def _absent(other: Expression) -> Expression:
+def _absent(other: expressions.Expression) -> expressions.Expression:
     """NULL, in the type and within the bounds of another expression."""
 
-    def compute(batch: Batch) -> Numbers:
+    def compute(batch: expressions.Batch) -> expressions.Numbers:
         zeros = torch.zeros_like(batch.of(other).values)
-        return Numbers(zeros, zeros.to(torch.bool))
+        return expressions.Numbers(zeros, zeros.to(torch.bool))
 
-    return Expression(other.kind, other.low, other.high, True, compute, other.choices)
+    return expressions.Expression(other.kind, other.low, other.high, True, compute, other.choices)
 
 
-def _renumbered(text: Expression, choices: tuple[Any, ...]) -> Expression:
+def _renumbered(text: expressions.Expression, choices: tuple[Any, ...]) -> expressions.Expression:
     """The same text, by its place among other choices."""
     places = [choices.index(choice) for choice in text.choices or ()]
 
     def function(values: Tensor) -> Tensor:
         return sum(((values == old).to(torch.int64) * new for old, new in enumerate(places)), torch.zeros_like(values))
 
-    return derived("text", (0, 0), function, text, choices=choices)
+    return expressions.derived("text", (0, 0), function, text, choices=choices)
 
 
-def case(*arguments: Expression) -> Expression:
+def case(*arguments: expressions.Expression) -> expressions.Expression:
     """case(condition, value, condition, value, …, otherwise)."""
     found = arguments[-1]
     for index in range(len(arguments) - 3, -1, -2):
@@ -425,26 +434,26 @@ def case(*arguments: Expression) -> Expression:
     return found
 
 
-def coalesce(*arguments: Expression) -> Expression:
+def coalesce(*arguments: expressions.Expression) -> expressions.Expression:
     """The first that is not NULL."""
     return functools.reduce(lambda found, before: _or_else(before, found), reversed(arguments))
 
 
-def _or_else(argument: Expression, other: Expression) -> Expression:
+def _or_else(argument: expressions.Expression, other: expressions.Expression) -> expressions.Expression:
     if argument.kind == "null" or not argument.nullable:
         return other if argument.kind == "null" else argument
     kind, choices, (first, second) = _options(argument, other)
     bounds = min(first.low, second.low), max(first.high, second.high)
 
-    def compute(batch: Batch) -> Numbers:
+    def compute(batch: expressions.Batch) -> expressions.Numbers:
         one, two = batch.of(first), batch.of(second)
         known = _known(one)
-        return Numbers(
+        return expressions.Numbers(
             torch.where(known, one.values, two.values),
             None if two.valid is None else torch.logical_or(known, two.valid),
         )
 
-    return Expression(kind, *bounds, second.nullable, compute, choices)
+    return expressions.Expression(kind, *bounds, second.nullable, compute, choices)
 
 
 OPERATORS: Mapping[str, Operator] = {

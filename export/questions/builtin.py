@@ -32,20 +32,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from export.questions import draft as drafts
 from export.questions.asked import CompiledQuestion
-from export.questions.draft import (
-    VOTERS,
-    Bins,
-    Draft,
-    Fields,
-    Measured,
-    RowNumbers,
-    Terms,
-    among,
-    field_of,
-    smallest,
-    taken_apart,
-)
 from fedcore.errors import QuestionError
 from fedcore.plan import Field
 from fedcore.questions.question import MOST_CELLS, Call, Column, Group, Key, Number, Shown, Value
@@ -81,7 +69,7 @@ class BuiltIn:
     @classmethod
     def parse(cls, words: Sequence[str]) -> BuiltIn:
         """The question in words. Raises QuestionError."""
-        (first, *rest), given, most_rows = taken_apart(words, ("bins=", "low=", "high=", "overall"))
+        (first, *rest), given, most_rows = drafts.taken_apart(words, ("bins=", "low=", "high=", "overall"))
         try:
             low, high = (tuple(map(_number, given[end].split(","))) if end in given else () for end in _BOUNDS)
             bins = int(given["bins"]) if "bins" in given else None
@@ -112,10 +100,10 @@ def compile_built_in(
     for option in ("bins", "low", "high", "overall"):
         if getattr(asked, option) not in (None, (), False) and option not in kind.options:
             raise QuestionError(f"{asked.word} takes no {option}")
-    terms = Terms(minimum_devices, asked.most_rows, private, secure)
-    chosen = [field_of(name, fields) for name in asked.of]
+    terms = drafts.Terms(minimum_devices, asked.most_rows, private, secure)
+    chosen = [drafts.field_of(name, fields) for name in asked.of]
     if not chosen:
-        return kind.ask(asked, terms, [Measured.of(smallest(fields))])
+        return kind.ask(asked, terms, [drafts.Measured.of(drafts.smallest(fields))])
     for field in chosen:
         if field.dtype == "uint8" and len(field.shape) == 1 and not asked.low:
             raise QuestionError(
@@ -123,15 +111,15 @@ def compile_built_in(
                 "or, if they are numbers, for a histogram, quantiles or a normaliser with low=0 high=255"
             )
     low, high = asked.low or [None] * len(chosen), asked.high or [None] * len(chosen)
-    several = len(low) == len(high) == Measured.of(chosen[0]).elements > 1
+    several = len(low) == len(high) == drafts.Measured.of(chosen[0]).elements > 1
     if asked.word == "normaliser" and several and not asked.overall:
-        return kind.ask(asked, terms, [Measured.of_each(chosen[0], asked.low, asked.high)])
+        return kind.ask(asked, terms, [drafts.Measured.of_each(chosen[0], asked.low, asked.high)])
     if len(low) != len(chosen) or len(high) != len(chosen):
         raise QuestionError(f"{asked.word} takes one low and one high for each of its fields")
-    return kind.ask(asked, terms, [Measured.of(*ends) for ends in zip(chosen, low, high, strict=True)])
+    return kind.ask(asked, terms, [drafts.Measured.of(*ends) for ends in zip(chosen, low, high, strict=True)])
 
 
-def _sizes(asked: BuiltIn, terms: Terms, measured: Sequence[Measured]) -> CompiledQuestion:
+def _sizes(asked: BuiltIn, terms: drafts.Terms, measured: Sequence[drafts.Measured]) -> CompiledQuestion:
     """Rows of devices. Its noise and masks need no draw of rows: one device is in one bin, its size held to a bound."""
     field = measured[0].field
     largest, *more = ends = asked.high or (terms.most_rows or LARGEST_SIZE,)
@@ -142,12 +130,14 @@ def _sizes(asked: BuiltIn, terms: Terms, measured: Sequence[Measured]) -> Compil
         terms.need_rows()
     edges = [2**power for power in range(1, int(largest).bit_length())]
 
-    def row(given: Fields) -> Tensor:
-        return torch.ones_like(given[field.name].reshape(-1, Measured.of(field).elements)[:, :1], dtype=torch.float32)
+    def row(given: drafts.Fields) -> Tensor:
+        return torch.ones_like(
+            given[field.name].reshape(-1, drafts.Measured.of(field).elements)[:, :1], dtype=torch.float32
+        )
 
-    draft = Draft(terms)
+    draft = drafts.Draft(terms)
     total = draft.counts("total", 1, row, 1, most=most)
-    devices, sizes = draft.devices("devices", 1, row, 1), draft.bins(VOTERS, row, edges)
+    devices, sizes = draft.devices("devices", 1, row, 1), draft.bins(drafts.VOTERS, row, edges)
     columns = (
         Column("from", Group(0)),
         Column("devices", sizes),
@@ -160,27 +150,27 @@ def _sizes(asked: BuiltIn, terms: Terms, measured: Sequence[Measured]) -> Compil
     return draft.asked(text, [field], columns, [Key("from", (1, *edges))], drawn=False)
 
 
-def _labels(asked: BuiltIn, terms: Terms, measured: Sequence[Measured]) -> CompiledQuestion:
+def _labels(asked: BuiltIn, terms: drafts.Terms, measured: Sequence[drafts.Measured]) -> CompiledQuestion:
     (of,) = measured
     if not of.whole:
         raise QuestionError(f"{of.field.name} holds real numbers, which have no values to count: ask for its histogram")
     low, high = of.bounds
-    bins = Bins.between(
+    bins = drafts.Bins.between(
         of, _few_enough(of, int(high - low) + 1, 3 if terms.secure or of.elements > 1 else 2, "ask for its histogram")
     )
-    draft = Draft(terms)
+    draft = drafts.Draft(terms)
     columns = (Column(of.field.name, Group(0)), *_counted(draft, bins))
     text = f"How many examples have each value of {of.field.name}, {low:g} to {high:g}, and how many devices?"
     return draft.asked(text, [of.field], columns, [Key(of.field.name, bins.edges[:-1])])
 
 
-def _histogram(asked: BuiltIn, terms: Terms, measured: Sequence[Measured]) -> CompiledQuestion:
+def _histogram(asked: BuiltIn, terms: drafts.Terms, measured: Sequence[drafts.Measured]) -> CompiledQuestion:
     (of,) = measured
     outside = not of.whole or bool(asked.low)
-    bins = Bins.between(
+    bins = drafts.Bins.between(
         of, _few_enough(of, BINS if asked.bins is None else asked.bins, 3, "ask for fewer bins"), outside
     )
-    draft = Draft(terms)
+    draft = drafts.Draft(terms)
     begins, ends = zip(*bins.ends, strict=True)
     place = Group(0)
     columns = (
@@ -193,21 +183,21 @@ def _histogram(asked: BuiltIn, terms: Terms, measured: Sequence[Measured]) -> Co
     return draft.asked(text, [of.field], columns, [Key("bin", tuple(range(bins.count)))])
 
 
-def _counted(draft: Draft, bins: Bins) -> tuple[Column, ...]:
+def _counted(draft: drafts.Draft, bins: drafts.Bins) -> tuple[Column, ...]:
     """Rows, devices, and the share of rows, by bin: those of the bins that are shown are all."""
     number = bins.counts
     rows = draft.counts("counts", bins.count, number, bins.of.elements)
-    devices = draft.devices(VOTERS, bins.count, number, bins.of.elements)
+    devices = draft.devices(drafts.VOTERS, bins.count, number, bins.of.elements)
     share = Call("/", (Call("real", (rows,)), Call("total", (Shown("counts"),))))
     return Column("rows", rows), Column("devices", devices), Column("share", share)
 
 
-def _quantiles(asked: BuiltIn, terms: Terms, measured: Sequence[Measured]) -> CompiledQuestion:
+def _quantiles(asked: BuiltIn, terms: drafts.Terms, measured: Sequence[drafts.Measured]) -> CompiledQuestion:
     """Quantiles of bins. Under noise there is no least and no greatest value: a few devices have them, by nature."""
     (of,) = measured
     hidden, count = terms.minimum_devices > 1 and not terms.private, FINE_BINS if asked.bins is None else asked.bins
-    bins = Bins.between(of, _few_enough(of, count, 5 if hidden else 3, "ask for fewer bins"))
-    draft, number = Draft(terms), bins.counts
+    bins = drafts.Bins.between(of, _few_enough(of, count, 5 if hidden else 3, "ask for fewer bins"))
+    draft, number = drafts.Draft(terms), bins.counts
     counts = draft.counts("counts", bins.count, number, of.elements)
     begins, ends = (Number(tuple(each)) for each in zip(*bins.ends, strict=True))
     read, places = ("quantile_of_values", begins) if bins.single else ("quantile", Number(bins.edges))
@@ -219,7 +209,8 @@ def _quantiles(asked: BuiltIn, terms: Terms, measured: Sequence[Measured]) -> Co
             for name, within in (("up_to", torch.ge), ("from_on", torch.le))
         ]
         found = [
-            among(terms.minimum_devices, one, counts, share, sides) for one, share in zip(found, shares, strict=True)
+            drafts.among(terms.minimum_devices, one, counts, share, sides)
+            for one, share in zip(found, shares, strict=True)
         ]
     columns = [Column(f"p{percent}", one) for percent, one in zip(PERCENTILES, found, strict=True)]
     if not terms.private:
@@ -229,14 +220,14 @@ def _quantiles(asked: BuiltIn, terms: Terms, measured: Sequence[Measured]) -> Co
             for name, values in (("least", begins), ("greatest", ends))
         )
         columns = [Column("minimum", least), *columns, Column("maximum", greatest)]
-    draft.devices(VOTERS, 1, lambda fields: of.numbers(fields)[1].to(torch.float32).sum(1, keepdim=True), 1)
+    draft.devices(drafts.VOTERS, 1, lambda fields: of.numbers(fields)[1].to(torch.float32).sum(1, keepdim=True), 1)
     columns.append(Column("values", Call("total", (counts,))))
     low, high = of.bounds
     text = f"Below which {of.field.name} are 10, 25, 50, 75 and 90 % of examples, by {bins.count} bins from {low:g} to "
     return draft.asked(f"{text}{high:g}?", [of.field], columns, [])
 
 
-def _normaliser(asked: BuiltIn, terms: Terms, measured: Sequence[Measured]) -> CompiledQuestion:
+def _normaliser(asked: BuiltIn, terms: drafts.Terms, measured: Sequence[drafts.Measured]) -> CompiledQuestion:
     (of,) = measured
     size = 1 if asked.overall else of.elements
     counted = 1 if of.full else size  # all elements have as many
@@ -246,13 +237,13 @@ def _normaliser(asked: BuiltIn, terms: Terms, measured: Sequence[Measured]) -> C
     def summed(values: Tensor) -> Tensor:
         return values.sum(1, keepdim=True) if size == 1 else values
 
-    def valid(fields: Fields) -> Tensor:
+    def valid(fields: drafts.Fields) -> Tensor:
         return summed(of.units(fields)[1])[:, :counted]
 
     _, each = of.bounds, of.elements // size  # without bounds large sums cancel
-    draft = Draft(terms)
+    draft = drafts.Draft(terms)
     values = draft.counts("counts", counted, valid, each, apart=True)
-    draft.devices(VOTERS, counted, valid, counted)
+    draft.devices(drafts.VOTERS, counted, valid, counted)
     sums = draft.units("sums", size, lambda fields: summed(of.units(fields)[0]), each)
     squares = draft.units("squares", size, lambda fields: summed(of.units(fields)[0] ** 2), each, low=0)
     variance = "variance_of_all" if terms.private else "variance_if_told"
@@ -268,22 +259,22 @@ def _normaliser(asked: BuiltIn, terms: Terms, measured: Sequence[Measured]) -> C
     return draft.asked(text, [of.field], columns, [] if size == 1 else [Key("element", tuple(range(size)))])
 
 
-def _correlation(asked: BuiltIn, terms: Terms, measured: Sequence[Measured]) -> CompiledQuestion:
+def _correlation(asked: BuiltIn, terms: drafts.Terms, measured: Sequence[drafts.Measured]) -> CompiledQuestion:
     one, other = measured
     if one.field == other.field or one.field.shape or other.field.shape:
         raise QuestionError("correlation is of two fields of one number each")
     _ = one.bounds, other.bounds  # without bounds large sums cancel
 
-    def units(fields: Fields) -> tuple[Tensor, Tensor, Tensor]:
+    def units(fields: drafts.Fields) -> tuple[Tensor, Tensor, Tensor]:
         (x, has_x), (y, has_y) = one.units(fields), other.units(fields)
         return x * has_y, y * has_x, has_x * has_y
 
-    def there(fields: Fields) -> Tensor:
+    def there(fields: drafts.Fields) -> Tensor:
         return units(fields)[2]
 
-    draft = Draft(terms)
+    draft = drafts.Draft(terms)
     both = draft.counts("counts", 1, there, 1)
-    draft.devices(VOTERS, 1, there, 1)
+    draft.devices(drafts.VOTERS, 1, there, 1)
     products: dict[str, tuple[Callable[[Tensor, Tensor], Tensor], int]] = {
         "x": (lambda x, y: x, -1),
         "y": (lambda x, y: y, -1),
@@ -292,7 +283,7 @@ def _correlation(asked: BuiltIn, terms: Terms, measured: Sequence[Measured]) -> 
         "xy": (lambda x, y: x * y, -1),
     }
 
-    def of_units(product: Callable[[Tensor, Tensor], Tensor]) -> RowNumbers:
+    def of_units(product: Callable[[Tensor, Tensor], Tensor]) -> drafts.RowNumbers:
         return lambda fields: product(*units(fields)[:2])
 
     sums = [draft.units(name, 1, of_units(product), 1, low=low) for name, (product, low) in products.items()]
@@ -302,7 +293,7 @@ def _correlation(asked: BuiltIn, terms: Terms, measured: Sequence[Measured]) -> 
     return draft.asked(text, [one.field, other.field], columns, [])
 
 
-def _bounds_in_words(of: Measured) -> str:
+def _bounds_in_words(of: drafts.Measured) -> str:
     runs = [(ends, len(list(run))) for ends, run in groupby((one.low, one.high) for one in of.each or (of,))]
     return ", ".join(f"{low:g} … {high:g}{f' ({count} elements)' if of.each else ''}" for (low, high), count in runs)
 
@@ -312,7 +303,7 @@ def _of_element(numbers: Sequence[float]) -> Value:
     return Call("item", (Number(tuple(numbers)), Group(0))) if len(numbers) > 1 else Number(numbers[0])
 
 
-def _few_enough(of: Measured, groups: int, each: int, otherwise: str) -> int:
+def _few_enough(of: drafts.Measured, groups: int, each: int, otherwise: str) -> int:
     """The groups, if a report has room. Raises QuestionError."""
     if groups * each > MOST_CELLS - 8:
         raise QuestionError(
@@ -331,7 +322,7 @@ class _Kind(NamedTuple):
 
     fields: int
     options: tuple[str, ...]
-    ask: Callable[[BuiltIn, Terms, Sequence[Measured]], CompiledQuestion]
+    ask: Callable[[BuiltIn, drafts.Terms, Sequence[drafts.Measured]], CompiledQuestion]
 
 
 BUILTIN: Mapping[str, _Kind] = {

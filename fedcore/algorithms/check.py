@@ -16,26 +16,7 @@ from typing import Any, get_args
 
 import numpy as np
 
-from fedcore.algorithms.algorithm import (
-    Algorithm,
-    Measure,
-    StatefulAlgorithm,
-    Trip,
-    Vector,
-    keeps_client_state,
-    ranges_of,
-    trips_of,
-)
-from fedcore.algorithms.rehearsal import (
-    Bowl,
-    NotAnOperator,
-    Probe,
-    carried,
-    contribute,
-    for_any_model,
-    received,
-    rehearse,
-)
+from fedcore.algorithms import algorithm as contract, rehearsal
 from fedcore.errors import InvalidAlgorithm
 from fedcore.ranges import Range
 from fedcore.report import WEIGHT
@@ -48,14 +29,16 @@ _OURS = tuple(str(Path(__file__).with_name(name)) for name in ("check.py", "prob
 _AMONG_DEVICES = "; a report is averaged, so it may use only this device's vectors: .sum(-1)[..., None], x[..., :1]"
 
 
-def check(algorithm: Algorithm) -> None:
+def check(algorithm: contract.Algorithm) -> None:
     """Check that the algorithm keeps its contract. Raises InvalidAlgorithm, naming the function and the line."""
-    params = Probe(np.linspace(-1.0, 1.0, SIZE))
-    algorithm = for_any_model(algorithm)
+    params = rehearsal.Probe(np.linspace(-1.0, 1.0, SIZE))
+    algorithm = rehearsal.for_any_model(algorithm)
     _check_declared(algorithm)
     with np.errstate(all="ignore"):
-        first, again = (rehearse(algorithm, params, _Bowl(np.ones(SIZE)), _Watched(algorithm.name)) for _ in range(2))
-        for trip, one, other in zip(trips_of(algorithm), first, again, strict=True):
+        first, again = (
+            rehearsal.rehearse(algorithm, params, _Bowl(np.ones(SIZE)), _Watched(algorithm.name)) for _ in range(2)
+        )
+        for trip, one, other in zip(contract.trips_of(algorithm), first, again, strict=True):
             changed = [name for name, vector in one.report.items() if not _equal(vector, other.report[name])]
             if changed:
                 why = "it keeps something from one call to the next, or draws random numbers"
@@ -64,11 +47,11 @@ def check(algorithm: Algorithm) -> None:
             _check_ranges(algorithm, trip, one.report)
             for batched in (False, True):
                 _check_cohort(algorithm, trip, one.broadcast, batched)
-        if keeps_client_state(algorithm):
+        if contract.keeps_client_state(algorithm):
             _check_client_state(algorithm, dict(first[0].broadcast))
 
 
-def _check_client_state(algorithm: StatefulAlgorithm, broadcast: dict[str, Probe]) -> None:
+def _check_client_state(algorithm: contract.StatefulAlgorithm, broadcast: dict[str, rehearsal.Probe]) -> None:
     """Refuse a client state that hides a vector of the broadcast, or that changes its names or shapes in a round."""
     call = _Watched(algorithm.name)
     client = call("init_client", algorithm.init_client, broadcast["params"])
@@ -76,27 +59,27 @@ def _check_client_state(algorithm: StatefulAlgorithm, broadcast: dict[str, Probe
         words = f"init_client gives {name!r}, which the broadcast has too; give the client's vector another name"
         raise _wrong(algorithm.name, words, algorithm.init_client)
     given = broadcast | client
-    kept = call("keep", algorithm.keep, given, carried(algorithm, given, _Bowl(np.ones(SIZE)), call))
+    kept = call("keep", algorithm.keep, given, rehearsal.carried(algorithm, given, _Bowl(np.ones(SIZE)), call))
     if _shapes(kept) != _shapes(client):
         words = f"keep gives the vectors {_shapes(kept)}, init_client {_shapes(client)}; they must be the same"
         raise _wrong(algorithm.name, words, algorithm.keep)
 
 
-def _check_declared(algorithm: Algorithm) -> None:
+def _check_declared(algorithm: contract.Algorithm) -> None:
     """Refuse a weighting or names of passes that no plan can have."""
     if algorithm.weighting not in get_args(Weighting):
         words = f"weighting is {algorithm.weighting!r}; it must be one of {', '.join(get_args(Weighting))}"
         raise _wrong(algorithm.name, words, algorithm.init)
-    for trip in trips_of(algorithm):
+    for trip in contract.trips_of(algorithm):
         names = [stage.name for stage in trip.passes]
         if not names or len(set(names)) < len(names) or not all(map(str.isidentifier, names)):
             words = f"its passes are called {names}; there must be one at least, each with a name of its own"
             raise _wrong(algorithm.name, words, trip.report)
 
 
-def _check_ranges(algorithm: Algorithm, trip: Trip, report: Mapping[str, Probe]) -> None:
+def _check_ranges(algorithm: contract.Algorithm, trip: contract.Trip, report: Mapping[str, rehearsal.Probe]) -> None:
     """Refuse ranges of vectors that are not in the report, or that are multiplied by a weight."""
-    for name, within in ranges_of(trip).items():
+    for name, within in contract.ranges_of(trip).items():
         if name not in report or not isinstance(within, Range):
             words = f"ranges has {within!r} for {name!r}; it maps names of the report, {sorted(report)}, to Ranges"
             raise _wrong(algorithm.name, words, trip.report)
@@ -105,59 +88,61 @@ def _check_ranges(algorithm: Algorithm, trip: Trip, report: Mapping[str, Probe])
             raise _wrong(algorithm.name, words, trip.report)
 
 
-def _check_cohort(algorithm: Algorithm, trip: Trip, broadcast: Mapping[str, Probe], batched: bool) -> None:
+def _check_cohort(
+    algorithm: contract.Algorithm, trip: contract.Trip, broadcast: Mapping[str, rehearsal.Probe], batched: bool
+) -> None:
     """Refuse a report that is not, of every device of a cohort, what that device alone would report.
 
     batched: whether the broadcast has the axis of devices too; carries always have.
     """
     centres = np.linspace(2.0, 5.0, DEVICES)[:, None] * np.ones(SIZE)
-    received_D = received(algorithm, dict(broadcast))
+    received_D = rehearsal.received(algorithm, dict(broadcast))
     spread_KD = _spread(received_D) if batched else received_D
     call = _Watched(algorithm.name, with_devices=True)
-    together = contribute(trip, spread_KD, _Bowl(centres), call, _spread)
+    together = rehearsal.contribute(trip, spread_KD, _Bowl(centres), call, _spread)
     for index, centre in enumerate(centres):
-        alone = contribute(trip, received_D, _Bowl(centre))
+        alone = rehearsal.contribute(trip, received_D, _Bowl(centre))
         for name, vector in alone.items():
             found = together[name].values
-            of_device = Probe(found[index] if found.ndim > vector.values.ndim else found)
+            of_device = rehearsal.Probe(found[index] if found.ndim > vector.values.ndim else found)
             if not _equal(vector, of_device):
                 words = f"{name!r} of a report is another when {DEVICES} devices are computed at once"
                 raise _wrong(algorithm.name, words + _AMONG_DEVICES, trip.report)
 
 
-def _spread(vectors: Mapping[str, Probe]) -> dict[str, Probe]:
+def _spread(vectors: Mapping[str, rehearsal.Probe]) -> dict[str, rehearsal.Probe]:
     """Vectors (n,) for all devices at once (K, n)."""
     return {
-        name: Probe(np.repeat(vector.values[None], DEVICES, 0)) if vector.values.ndim == 1 else vector
+        name: rehearsal.Probe(np.repeat(vector.values[None], DEVICES, 0)) if vector.values.ndim == 1 else vector
         for name, vector in vectors.items()
     }
 
 
-class _Bowl(Bowl):
+class _Bowl(rehearsal.Bowl):
     """A bowl with its minimum at `centre`, `(D,)` or `(K, D)`, that looks at the vectors that it is asked for."""
 
     def __init__(self, centre: Any) -> None:
-        super().__init__(Probe(np.ones(SIZE)), Probe(centre))
+        super().__init__(rehearsal.Probe(np.ones(SIZE)), rehearsal.Probe(centre))
 
-    def __call__(self, params: Vector) -> tuple[Vector, Vector, Vector]:
+    def __call__(self, params: contract.Vector) -> tuple[contract.Vector, contract.Vector, contract.Vector]:
         """The gradient oracle."""
         _check_model("grad", params)
         return super().__call__(params)
 
-    def measure(self, metrics: int) -> Measure:
+    def measure(self, metrics: int) -> contract.Measure:
         """The oracle of a forward pass."""
         sums = super().measure(metrics)
 
-        def measure(params: Vector) -> Vector:
+        def measure(params: contract.Vector) -> contract.Vector:
             _check_model("measure", params)
             return sums(params)
 
         return measure
 
 
-def _check_model(oracle: str, params: Vector) -> None:
-    if not isinstance(params, Probe) or params.values.shape[-1:] != (SIZE,):
-        raise NotAnOperator(
+def _check_model(oracle: str, params: contract.Vector) -> None:
+    if not isinstance(params, rehearsal.Probe) or params.values.shape[-1:] != (SIZE,):
+        raise rehearsal.NotAnOperator(
             f"{oracle}(…) takes the vector of a model, as large as broadcast['params'], and nothing else"
         )
 
@@ -171,7 +156,7 @@ class _Watched:
     def __init__(self, name: str, *, with_devices: bool = False) -> None:
         self._name, self._with_devices = name, with_devices
 
-    def __call__(self, what: str, function: Callable[..., Any], *arguments: Any) -> dict[str, Vector]:
+    def __call__(self, what: str, function: Callable[..., Any], *arguments: Any) -> dict[str, contract.Vector]:
         try:
             given = function(*map(_sealed, arguments))
         except InvalidAlgorithm:
@@ -192,7 +177,7 @@ class _Watched:
         """Refuse what is no vector, or one with a wrong name or number of axes."""
         if not isinstance(name, str) or not name.isidentifier():
             raise _wrong(self._name, f"{what} calls a vector {name!r}; use letters, digits and _", function)
-        if not isinstance(value, Probe):
+        if not isinstance(value, rehearsal.Probe):
             remedy = "a vector of size 1 is 0.0 * params[..., :1] + value"
             raise _wrong(self._name, f"{what} gives {name!r} as {type(value).__name__}; {remedy}", function)
         if value.values.ndim not in ((1, 2) if self._with_devices else (1,)) or not value.values.size:
@@ -200,7 +185,7 @@ class _Watched:
             remedy = "a vector has one axis; a sum is one as .sum(-1)[..., None]"
             raise _wrong(self._name, f"{what} gives {name!r} in the shape {shape}; {remedy}", function)
 
-    def _unfit(self, what: str, given: Mapping[str, Probe], arguments: Sequence[Any]) -> str:
+    def _unfit(self, what: str, given: Mapping[str, rehearsal.Probe], arguments: Sequence[Any]) -> str:
         """What is wrong with vectors that are fine one by one; empty if nothing."""
         if what in ("init", "broadcast"):
             if "params" not in given:
@@ -217,7 +202,7 @@ class _Watched:
 
     def _reason(self, error: Exception) -> str:
         words = str(error).strip().partition("\n")[0]
-        if isinstance(error, NotAnOperator):
+        if isinstance(error, rehearsal.NotAnOperator):
             return f": {words}"
         if "read-only" in words or "mappingproxy" in words:
             return " writes into an argument; make a new vector or dictionary instead, such as x = x + y"
@@ -227,16 +212,16 @@ class _Watched:
 
 def _sealed(value: Any) -> Any:
     """The same value, which cannot be written into."""
-    if isinstance(value, Probe):
+    if isinstance(value, rehearsal.Probe):
         return value.sealed()
     return MappingProxyType({name: _sealed(one) for name, one in value.items()}) if isinstance(value, dict) else value
 
 
-def _shapes(vectors: Mapping[str, Probe]) -> dict[str, tuple[int, ...]]:
+def _shapes(vectors: Mapping[str, rehearsal.Probe]) -> dict[str, tuple[int, ...]]:
     return {name: vector.values.shape for name, vector in sorted(vectors.items())}
 
 
-def _equal(one: Probe, other: Probe) -> bool:
+def _equal(one: rehearsal.Probe, other: rehearsal.Probe) -> bool:
     same = one.values.shape == other.values.shape
     return same and np.allclose(one.values, other.values, rtol=_SAME, atol=_SAME, equal_nan=True)
 

@@ -14,20 +14,7 @@ from typing import Any, NoReturn, Protocol, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from fedcore.algorithms.algorithm import (
-    Algorithm,
-    Broadcast,
-    Carry,
-    Gradient,
-    Measure,
-    Report,
-    ServerStep,
-    State,
-    Trip,
-    Vector,
-    trips_of,
-    with_carries,
-)
+from fedcore.algorithms import algorithm as contract
 from fedcore.algorithms.clipped import Clipped, constants
 from fedcore.algorithms.heavy_hitters import HeavyHitters
 from fedcore.algorithms.partly_local import AUTO, PartlyLocal
@@ -186,7 +173,7 @@ class Probe:
         _refuse(f".{name}")
 
 
-Call: TypeAlias = Callable[..., dict[str, Vector]]
+Call: TypeAlias = Callable[..., dict[str, contract.Vector]]
 """call(what, function, *arguments) gives function(*arguments); `what` names the function for a message."""
 
 STEPS = 2
@@ -195,10 +182,10 @@ STEPS = 2
 class Oracles(Protocol):
     """What passes of a rehearsal learn from examples: the gradient, by a call, and the sums of metrics."""
 
-    def __call__(self, params: Vector) -> tuple[Vector, Vector, Vector]:
+    def __call__(self, params: contract.Vector) -> tuple[contract.Vector, contract.Vector, contract.Vector]:
         """The gradient oracle of the contract."""
 
-    def measure(self, metrics: int) -> Measure:
+    def measure(self, metrics: int) -> contract.Measure:
         """The oracle of a forward pass, of sums of the examples and of so many metrics."""
 
 
@@ -206,57 +193,59 @@ class Oracles(Protocol):
 class Rehearsed:
     """One trip: the server state before it, what went to a device, what came back, and the server state after it."""
 
-    before: State
-    broadcast: Broadcast
-    report: Report
-    after: State
+    before: contract.State
+    broadcast: contract.Broadcast
+    report: contract.Report
+    after: contract.State
 
 
 @dataclass(frozen=True, slots=True)
 class Bowl:
     """The oracles of a bowl with its minimum at `centre`. like: a vector of the kind and type of the model's."""
 
-    like: Vector
+    like: contract.Vector
     centre: Any = 1.0
 
-    def __call__(self, params: Vector) -> tuple[Vector, Vector, Vector]:
+    def __call__(self, params: contract.Vector) -> tuple[contract.Vector, contract.Vector, contract.Vector]:
         """The gradient oracle: mean loss, gradient and number of examples."""
         one = 0.0 * params[..., :1] + 1.0
         return one, params - self.centre, 2.0 * one
 
-    def measure(self, metrics: int) -> Measure:
+    def measure(self, metrics: int) -> contract.Measure:
         """The oracle of a forward pass over a model with so many metrics."""
         examples = constants(self.like, [2.0, *[0.0] * metrics])
         losses = constants(self.like, [0.0, *[1.0] * metrics])
         return lambda params: examples + losses * ((params - self.centre) ** 2).sum(-1)[..., None]
 
 
-def plainly(what: str, function: Callable[..., dict[str, Vector]], *arguments: Any) -> dict[str, Vector]:
+def plainly(
+    what: str, function: Callable[..., dict[str, contract.Vector]], *arguments: Any
+) -> dict[str, contract.Vector]:
     """The call itself, without any look at what goes in or comes out."""
     return function(*arguments)
 
 
 def rehearse(
-    algorithm: Algorithm, params_D: Vector, oracles: Oracles | None = None, call: Call = plainly
+    algorithm: contract.Algorithm, params_D: contract.Vector, oracles: Oracles | None = None, call: Call = plainly
 ) -> list[Rehearsed]:
     """Every trip, in order, from `params_D`; `oracles` are by default those of the bowl."""
     state, rehearsed, oracles = call("init", algorithm.init, params_D), [], oracles or Bowl(params_D)
-    for trip in trips_of(algorithm):
+    for trip in contract.trips_of(algorithm):
         broadcast = call("broadcast", trip.broadcast, state)
         report = contribute(trip, received(algorithm, broadcast, call), oracles, call)
-        after = call("update", trip.update, state, report, ServerStep())
+        after = call("update", trip.update, state, report, contract.ServerStep())
         rehearsed.append(Rehearsed(state, broadcast, report, after))
         state = after
     return rehearsed
 
 
-def moves_by_participation(algorithm: Algorithm) -> bool:
+def moves_by_participation(algorithm: contract.Algorithm) -> bool:
     """Whether the state moves by the share of all clients that a round counts (`ServerStep.participation`)."""
     algorithm = for_any_model(algorithm)
 
-    def moved(share: float) -> list[State]:
-        pairs = zip(trips_of(algorithm), rehearse(algorithm, np.linspace(-1.0, 1.0, 5)), strict=True)
-        return [trip.update(one.before, one.report, ServerStep(participation=share)) for trip, one in pairs]
+    def moved(share: float) -> list[contract.State]:
+        pairs = zip(contract.trips_of(algorithm), rehearse(algorithm, np.linspace(-1.0, 1.0, 5)), strict=True)
+        return [trip.update(one.before, one.report, contract.ServerStep(participation=share)) for trip, one in pairs]
 
     with np.errstate(all="ignore"):
         pairs = zip(moved(1.0), moved(0.5), strict=True)
@@ -267,7 +256,7 @@ def moves_by_participation(algorithm: Algorithm) -> bool:
         )
 
 
-def for_any_model(algorithm: Algorithm) -> Algorithm:
+def for_any_model(algorithm: contract.Algorithm) -> contract.Algorithm:
     """The algorithm with settings that suit a model of any size, such as the small ones of rehearsals."""
     if isinstance(algorithm, Clipped):
         return replace(algorithm, inner=for_any_model(algorithm.inner))
@@ -278,7 +267,7 @@ def for_any_model(algorithm: Algorithm) -> Algorithm:
     return replace(algorithm, question=AUTO) if isinstance(algorithm, Ask) else algorithm
 
 
-def received(algorithm: Any, broadcast: Broadcast, call: Call = plainly) -> Broadcast:
+def received(algorithm: Any, broadcast: contract.Broadcast, call: Call = plainly) -> contract.Broadcast:
     """What a device's passes get: the broadcast, and in front of round 0 what a client keeps, where it keeps any."""
     if not hasattr(algorithm, "init_client"):
         return broadcast
@@ -286,29 +275,31 @@ def received(algorithm: Any, broadcast: Broadcast, call: Call = plainly) -> Broa
 
 
 def contribute(
-    trip: Trip,
-    broadcast: Broadcast,
+    trip: contract.Trip,
+    broadcast: contract.Broadcast,
     oracles: Oracles,
     call: Call = plainly,
-    spread: Callable[[Mapping[str, Vector]], Carry] = dict,
-) -> Report:
+    spread: Callable[[Mapping[str, contract.Vector]], contract.Carry] = dict,
+) -> contract.Report:
     """The report of a device in one trip. `spread` is done to the first carry of every pass."""
     return call("report", trip.report, broadcast, carried(trip, broadcast, oracles, call, spread))
 
 
 def carried(
-    trip: Trip,
-    broadcast: Broadcast,
+    trip: contract.Trip,
+    broadcast: contract.Broadcast,
     oracles: Oracles,
     call: Call = plainly,
-    spread: Callable[[Mapping[str, Vector]], Carry] = dict,
-) -> dict[str, Carry]:
+    spread: Callable[[Mapping[str, contract.Vector]], contract.Carry] = dict,
+) -> dict[str, contract.Carry]:
     """The last carry of every pass of a trip, by name."""
-    carries: dict[str, Carry] = {}
+    carries: dict[str, contract.Carry] = {}
     for stage in trip.passes:
-        known = with_carries(broadcast, carries)
+        known = contract.with_carries(broadcast, carries)
         carry = spread(call(f"begin of pass {stage.name}", stage.begin, known))
-        oracle: Gradient | Measure = oracles.measure(len(stage.measures)) if stage.forward else oracles
+        oracle: contract.Gradient | contract.Measure = (
+            oracles.measure(len(stage.measures)) if stage.forward else oracles
+        )
         for _ in range(STEPS):
             carry = call(f"step of pass {stage.name}", stage.step, carry, known, oracle)
         carries[stage.name] = carry

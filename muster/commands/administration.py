@@ -62,8 +62,7 @@ def rotate(
     The lineage key has no successor. With --lost a new one, or the one in the file, replaces a lost one. Tasks whose
     releases name the lost one are paused until it is back.
     """
-    from coordinator.keys import rotate as put_successor
-    from coordinator.keys import start_anew
+    from coordinator.keys import rotate as put_successor, start_anew
     from coordinator.store.database import Database as Store
 
     if lost and out is not None:
@@ -229,8 +228,7 @@ def verify(*, head_file: HeadFile = None, store: TaskStore, json: Json = False) 
     Each entry is chained to the one before. Only --head-file shows that a log was cut off at its end, or made anew as a
     whole. Keep that file out of reach of everyone who can write to the database. The exit code is 1 for a broken log.
     """
-    from coordinator.rules.audit import Head, whole_log
-    from coordinator.rules.audit import verify as check
+    from coordinator.rules.audit import Head, verify as check, whole_log
 
     saved = Head.parse(head_file.read_text()) if head_file is not None and head_file.exists() else None
     head = check(whole_log(store.audit), saved)

@@ -14,26 +14,7 @@ import typer
 from coordinator.rules.task_settings import TaskSettings
 from fedcore.errors import NotWritten
 from fedcore.validation import build
-from muster.asking import (
-    MINIMUM_DEVICES,
-    TIMEOUT_S,
-    Fields,
-    Terms,
-    Unanswered,
-    as_answer,
-    begin,
-    check_at_once,
-    compiled,
-    export_question,
-    fields_in,
-    fields_named,
-    fields_of,
-    name_of_task,
-    promise_of,
-    read_answer,
-    settings_of_question,
-    wait_for,
-)
+from muster import asking
 from muster.commands.stores import Blobs, Database, Remote, given_again, open_store
 from muster.commands.task import signer
 from muster.options.names import option_of
@@ -160,7 +141,7 @@ def ask(  # one option for each choice
     question: Words = None,
     *,
     settings: dict[str, Any],
-    minimum_devices: Minimum = MINIMUM_DEVICES,
+    minimum_devices: Minimum = asking.MINIMUM_DEVICES,
     epsilon: Epsilon = None,
     delta: Delta = None,
     users: Users = None,
@@ -172,7 +153,7 @@ def ask(  # one option for each choice
     dataset: Dataset = None,
     data: Data = None,
     task: OfTask = None,
-    timeout: Timeout = TIMEOUT_S,
+    timeout: Timeout = asking.TIMEOUT_S,
     explain: Explain = False,
     table: Csv = None,
     plot: Plot = None,
@@ -203,18 +184,18 @@ def ask(  # one option for each choice
         return _read(where, task, outlet, given=bool(question))
     if not question:
         raise typer.BadParameter("ask something, or read an answer with --task", param_hint="QUESTION")
-    terms = Terms(minimum_devices, epsilon is not None, "secagg" in settings)
+    terms = asking.Terms(minimum_devices, epsilon is not None, "secagg" in settings)
     if dataset is not None:
         return _of_dataset(question, terms, (dataset, data), settings, (epsilon, delta), outlet, explain=explain)
     if "population" not in settings:
         raise typer.BadParameter("name the population, or a data set with --dataset", param_hint="--population")
-    privacy = None if epsilon is None else promise_of(epsilon, delta, users)
+    privacy = None if epsilon is None else asking.promise_of(epsilon, delta, users)
     fields = _fields(where, field, settings["population"], like)
     with loading():
         import export.build  # noqa: F401  # which the plan will need
 
-        asked = compiled(question, fields, terms)
-    order = Order(asked, settings_of_question(asked, settings, privacy), formats or ["onnx"], release_key)
+        asked = asking.compiled(question, fields, terms)
+    order = Order(asked, asking.settings_of_question(asked, settings, privacy), formats or ["onnx"], release_key)
     build(TaskSettings, order.settings, text=True)  # what is wrong with a setting is said before the export
     if explain:
         return _explain(order, fields.source, json)
@@ -240,18 +221,18 @@ def _read(where: Where, task: str, outlet: Outlet, *, given: bool) -> None:
     if given:
         raise typer.BadParameter("the task has its question; leave this one out", param_hint="QUESTION")
     with open_store(**where) as store:
-        found = read_answer(store, task)
+        found = asking.read_answer(store, task)
         rounds = store.task(task).settings.rounds
     so_far = "" if found.over else f", in {found.round} of {rounds} rounds so far"
-    return outlet.show(as_answer(found), task, so_far)
+    return outlet.show(asking.as_answer(found), task, so_far)
 
 
-def _fields(where: Where, named: list[str] | None, population: str, like: str | None) -> Fields:
+def _fields(where: Where, named: list[str] | None, population: str, like: str | None) -> asking.Fields:
     """The fields of examples: those that are named, else as the population's tasks have them."""
     if named:
-        return fields_named(named)
+        return asking.fields_named(named)
     with open_store(**where) as store:
-        return fields_of(store, population, like)
+        return asking.fields_of(store, population, like)
 
 
 def _asked(where: Where, order: Order, timeout: float, outlet: Outlet) -> None:
@@ -259,26 +240,26 @@ def _asked(where: Where, order: Order, timeout: float, outlet: Outlet) -> None:
     again = given_again(**where)
     with open_store(**where) as store, doing("ask") as note:
         sign = signer(store, where["db"], order.key)
-        task = begin(store, order.asked, order.settings, note, formats=order.formats, sign=sign).id
+        task = asking.begin(store, order.asked, order.settings, note, formats=order.formats, sign=sign).id
         try:
-            wait_for(store, task, timeout, note)
-            found = read_answer(store, task)
-        except (KeyboardInterrupt, Unanswered) as error:
+            asking.wait_for(store, task, timeout, note)
+            found = asking.read_answer(store, task)
+        except (KeyboardInterrupt, asking.Unanswered) as error:
             if isinstance(error, KeyboardInterrupt):
                 remark(f"the question stays open as task {task}")
             say_next("read its answer", ["muster", "ask", "--task", task, *again])
             say_next("or end it", ["muster", "task", "cancel", task, *again])
             raise
-    return outlet.show(as_answer(found), task)
+    return outlet.show(asking.as_answer(found), task)
 
 
 def _write(order: Order, folder: Path, where: Where) -> None:
     """Write the plan of a question, and say how it is signed, asked and answered."""
     with doing("write"):
-        export_question(order.asked, folder, order.formats)
+        asking.export_question(order.asked, folder, order.formats)
     again, settings = given_again(**where), typed(order.settings)
     plan = ["--plan", folder, *settings]
-    create = ["muster", "task", "create", *plan, "--name", name_of_task(order.asked)]
+    create = ["muster", "task", "create", *plan, "--name", asking.name_of_task(order.asked)]
     if "secagg" in order.settings:
         key = ["--release-key", order.key or "release.pem", "--out", "release.json"]
         say_next("sign it where the key is", ["muster", "task", "release", *plan, *key, *again])
@@ -302,7 +283,7 @@ def typed(settings: Mapping[str, Any]) -> list[str]:
 
 def _of_dataset(
     question: Sequence[str],
-    terms: Terms,
+    terms: asking.Terms,
     source: tuple[str, Path | None],
     settings: Mapping[str, Any],
     promise: tuple[float | None, float | None],
@@ -311,19 +292,19 @@ def _of_dataset(
     explain: bool,
 ) -> None:
     """Ask the clients of a data set, in the engine."""
-    check_at_once(settings)
+    asking.check_at_once(settings)
     with loading():
         from simulator import datasets
         from simulator.questions import ask_population
     with doing("ask") as note:
         note("load the data")
         population = datasets.load(*source, None, None)
-        fields = fields_in(population, f"data set {source[0]}")
-        asked = compiled(question, fields, terms)
+        fields = asking.fields_in(population, f"data set {source[0]}")
+        asked = asking.compiled(question, fields, terms)
         if explain:
             given = {"population": source[0], "goal": len(population)}
-            privacy = None if promise[0] is None else promise_of(promise[0], promise[1], len(population))
-            order = Order(asked, settings_of_question(asked, given, privacy), ["onnx"])
+            privacy = None if promise[0] is None else asking.promise_of(promise[0], promise[1], len(population))
+            order = Order(asked, asking.settings_of_question(asked, given, privacy), ["onnx"])
             return _explain(order, fields.source, outlet.json)
         note("ask its clients")
         found = ask_population(asked, population, epsilon=promise[0], delta=promise[1])

@@ -14,20 +14,7 @@ from fedcore.validation import build
 from muster.commands.stores import Blobs, Database, Remote, given_again, located, open_store, with_store
 from muster.commands.watch import watch
 from muster.creating import Creation, Evaluated, Signs, starting_from
-from muster.options.task import (
-    ComparedModel,
-    EvaluatedModel,
-    EvaluateEvery,
-    EvaluationBundle,
-    LikeTask,
-    ReleaseCounter,
-    ReleaseDays,
-    ReleaseFile,
-    ReleaseKey,
-    TaskId,
-    Unset,
-    with_task_settings,
-)
+from muster.options import task as task_options
 from muster.output import Json, answer, at_utc, emit, remark, say, say_next, show_fields, show_table
 from muster.releasing import FIRST_COUNTER, VALID_DAYS, read_release, release_facts, released_for
 
@@ -52,22 +39,22 @@ FIRST_TASK = ("--population", "demo", "--goal", "20", "--rounds", "10")
 
 
 @task_app.command()
-@with_task_settings
+@task_options.with_task_settings
 def create(
     *,
     plan: Annotated[Path | None, typer.Option(help="The plan bundle.  [default: that of --like]")] = None,
     settings: dict[str, Any],
-    like: LikeTask = None,
-    unset: Unset = None,
+    like: task_options.LikeTask = None,
+    unset: task_options.Unset = None,
     name: Annotated[str | None, typer.Option(help="Name for people.  [default: the bundle's]")] = None,
-    evaluate: EvaluatedModel = None,
-    against: ComparedModel = None,
-    evaluate_every: EvaluateEvery = None,
-    evaluation: EvaluationBundle = None,
-    release: ReleaseFile = None,
-    release_key: ReleaseKey = None,
-    release_counter: ReleaseCounter = FIRST_COUNTER,
-    release_days: ReleaseDays = VALID_DAYS,
+    evaluate: task_options.EvaluatedModel = None,
+    against: task_options.ComparedModel = None,
+    evaluate_every: task_options.EvaluateEvery = None,
+    evaluation: task_options.EvaluationBundle = None,
+    release: task_options.ReleaseFile = None,
+    release_key: task_options.ReleaseKey = None,
+    release_counter: task_options.ReleaseCounter = FIRST_COUNTER,
+    release_days: task_options.ReleaseDays = VALID_DAYS,
     db: Database = None,
     blobs: Blobs = None,
     coordinator: Remote = None,
@@ -105,18 +92,18 @@ def create(
 
 
 @task_app.command()
-@with_task_settings
+@task_options.with_task_settings
 def release(
     *,
     plan: Annotated[Path, typer.Option(help="The plan bundle to release.")],
     settings: dict[str, Any],
     release_key: Annotated[Path, typer.Option(metavar="KEYFILE", help="The private key, from `muster key new`.")],
-    release_counter: ReleaseCounter = FIRST_COUNTER,
-    release_days: ReleaseDays = VALID_DAYS,
-    evaluate: EvaluatedModel = None,
-    against: ComparedModel = None,
-    evaluate_every: EvaluateEvery = None,
-    evaluation: EvaluationBundle = None,
+    release_counter: task_options.ReleaseCounter = FIRST_COUNTER,
+    release_days: task_options.ReleaseDays = VALID_DAYS,
+    evaluate: task_options.EvaluatedModel = None,
+    against: task_options.ComparedModel = None,
+    evaluate_every: task_options.EvaluateEvery = None,
+    evaluation: task_options.EvaluationBundle = None,
     out: Annotated[Path, typer.Option(help="The file to write.")] = Path("release.json"),
     db: Database = None,
     blobs: Blobs = None,
@@ -171,14 +158,14 @@ def list_tasks(*, store: TaskStore, json: Json = False) -> None:
 
 @task_app.command()
 @with_store
-def show(*, task: TaskId, store: TaskStore, json: Json = False) -> None:
+def show(*, task: task_options.TaskId, store: TaskStore, json: Json = False) -> None:
     """Show a task's settings and state, and why it is where it is."""
     _describe(store, task, json)
 
 
 @task_app.command()
 @with_store
-def metrics(*, task: TaskId, store: TaskStore, json: Json = False) -> None:
+def metrics(*, task: task_options.TaskId, store: TaskStore, json: Json = False) -> None:
     """Show what became of every attempt at every round.
 
     For each attempt: how many devices reported, why others gave up, how training went. Then the evaluations of its
@@ -212,7 +199,7 @@ task_app.command()(watch)
 
 @task_app.command()
 @with_store
-def history(*, task: TaskId, store: TaskStore, json: Json = False) -> None:
+def history(*, task: task_options.TaskId, store: TaskStore, json: Json = False) -> None:
     """Show what was done to a task, by whom and when."""
     changes = store.history(task)
     if json:
@@ -224,7 +211,7 @@ def history(*, task: TaskId, store: TaskStore, json: Json = False) -> None:
 
 @task_app.command()
 @with_store
-def pause(*, task: TaskId, store: TaskStore, json: Json = False) -> None:
+def pause(*, task: task_options.TaskId, store: TaskStore, json: Json = False) -> None:
     """Open no new round; the running one finishes."""
     store.pause(task)
     _tell(store, task, json)
@@ -232,7 +219,7 @@ def pause(*, task: TaskId, store: TaskStore, json: Json = False) -> None:
 
 @task_app.command()
 @with_store
-def resume(*, task: TaskId, store: TaskStore, json: Json = False) -> None:
+def resume(*, task: task_options.TaskId, store: TaskStore, json: Json = False) -> None:
     """Take up a paused task."""
     store.resume(task)
     _tell(store, task, json)
@@ -240,7 +227,7 @@ def resume(*, task: TaskId, store: TaskStore, json: Json = False) -> None:
 
 @task_app.command()
 @with_store
-def cancel(*, task: TaskId, store: TaskStore, json: Json = False) -> None:
+def cancel(*, task: task_options.TaskId, store: TaskStore, json: Json = False) -> None:
     """End a task and abandon its running round.
 
     Committed rounds stay.
@@ -253,7 +240,7 @@ def cancel(*, task: TaskId, store: TaskStore, json: Json = False) -> None:
 @with_store
 def rollback(
     *,
-    task: TaskId,
+    task: task_options.TaskId,
     round_number: Annotated[int, typer.Option("--round", min=0, help="The round whose model it is; 0 is the start.")],
     store: TaskStore,
     json: Json = False,
@@ -269,7 +256,7 @@ def rollback(
 
 @task_app.command()
 def checkpoint(
-    task: TaskId,
+    task: task_options.TaskId,
     out: Annotated[Path, typer.Option(help="The safetensors file to write.")],
     force: Annotated[bool, typer.Option("--force", help="Replace the file that is there.")] = False,
     round_number: Annotated[

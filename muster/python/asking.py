@@ -8,23 +8,7 @@ from typing import Any
 
 from fedcore.questions.answer import Answer
 from fedcore.signing import SigningKey
-from muster.asking import (
-    MINIMUM_DEVICES,
-    TIMEOUT_S,
-    Fields,
-    Terms,
-    as_answer,
-    begin,
-    check_at_once,
-    compiled,
-    fields_in,
-    fields_named,
-    fields_of,
-    promise_of,
-    read_answer,
-    settings_of_question,
-    wait_for,
-)
+from muster import asking
 from muster.python.arguments import of_kind, speaking_python
 from muster.python.operating import Coordinator, signing
 from simulator import datasets
@@ -45,12 +29,12 @@ def ask(  # noqa: PLR0913  # one keyword for each choice
     field: Sequence[str] = (),
     like: str | None = None,
     data: Path | str | None = None,
-    minimum_devices: int = MINIMUM_DEVICES,
+    minimum_devices: int = asking.MINIMUM_DEVICES,
     epsilon: float | None = None,
     delta: float | None = None,
     users: int | None = None,
     release_key: SigningKey | None = None,
-    timeout: float = TIMEOUT_S,
+    timeout: float = asking.TIMEOUT_S,
     **settings: Any,
 ) -> Answer:
     """Ask devices what they hold; the answer is a table, with `dataframe()` for pandas.
@@ -71,28 +55,31 @@ def ask(  # noqa: PLR0913  # one keyword for each choice
     of_kind("dataset", dataset, (str, Population, type(None)), DATASET)
     of_kind("coordinator", coordinator, (Coordinator, type(None)), COORDINATOR)
     of_kind("release_key", release_key, (SigningKey, type(None)), "a SigningKey")
-    words, terms = (question, *names), Terms(minimum_devices, epsilon is not None, settings.get("secagg") is not None)
+    words, terms = (
+        (question, *names),
+        asking.Terms(minimum_devices, epsilon is not None, settings.get("secagg") is not None),
+    )
     if dataset is not None:
         if coordinator is not None or population is not None:
             raise TypeError("dataset answers at once: leave coordinator and population out")
-        check_at_once(settings)
+        asking.check_at_once(settings)
         fields, users_of = _clients(dataset, data)
-        return ask_population(compiled(words, fields, terms), users_of, epsilon=epsilon, delta=delta)
+        return ask_population(asking.compiled(words, fields, terms), users_of, epsilon=epsilon, delta=delta)
     if coordinator is None or population is None:
         raise TypeError(f"name who is asked: dataset, {DATASET}; or coordinator, {COORDINATOR}, and its population")
     store = coordinator.store
-    fields = fields_named(field) if field else fields_of(store, population, like)
-    asked = compiled(words, fields, terms)
-    privacy = None if epsilon is None else promise_of(epsilon, delta, users)
-    chosen = settings_of_question(asked, {"population": population, **settings}, privacy)
-    task = begin(store, asked, chosen, lambda note: None, sign=signing(store, release_key))
-    wait_for(store, task.id, timeout, lambda note: None)
-    return as_answer(read_answer(store, task.id))
+    fields = asking.fields_named(field) if field else asking.fields_of(store, population, like)
+    asked = asking.compiled(words, fields, terms)
+    privacy = None if epsilon is None else asking.promise_of(epsilon, delta, users)
+    chosen = asking.settings_of_question(asked, {"population": population, **settings}, privacy)
+    task = asking.begin(store, asked, chosen, lambda note: None, sign=signing(store, release_key))
+    asking.wait_for(store, task.id, timeout, lambda note: None)
+    return asking.as_answer(asking.read_answer(store, task.id))
 
 
-def _clients(dataset: str | Population, data: Path | str | None) -> tuple[Fields, Population]:
+def _clients(dataset: str | Population, data: Path | str | None) -> tuple[asking.Fields, Population]:
     """The fields of a data set, and its users."""
     if isinstance(dataset, Population):
-        return fields_in(dataset, "the population"), dataset
+        return asking.fields_in(dataset, "the population"), dataset
     population = datasets.load(dataset, data)
-    return fields_in(population, f"data set {dataset}"), population
+    return asking.fields_in(population, f"data set {dataset}"), population

@@ -16,8 +16,7 @@ import safetensors.numpy
 from numpy.typing import NDArray
 
 from coordinator.rules.budget import BudgetReport
-from coordinator.rules.entities import Evaluates, Measured, Regularly, RoundRecord
-from coordinator.rules.entities import Task as Facts
+from coordinator.rules.entities import Evaluates, Measured, Regularly, RoundRecord, Task as Facts
 from coordinator.rules.states import RoundState, TaskState
 from coordinator.rules.task_settings import TaskSettings
 from fedcore.algorithms import module_of
@@ -26,10 +25,7 @@ from fedcore.private_files import write_whole
 from fedcore.questions.answer import Answer
 from fedcore.release import Signed
 from fedcore.signing import SigningKey
-from muster.asking import (
-    as_answer,
-    read_answer,
-)
+from muster import asking
 from muster.creating import Creation, Evaluated, Signs
 from muster.python.arguments import of_kind, speaking_python, with_settings_of
 from muster.releasing import FIRST_COUNTER, released_for
@@ -122,7 +118,7 @@ class Task:
 
         Raises WrongKind where it asks none, and Unanswered before the first round.
         """
-        return as_answer(read_answer(self._store, self.id))
+        return asking.as_answer(asking.read_answer(self._store, self.id))
 
     def pause(self) -> None:
         """Open no new round; the running one finishes."""

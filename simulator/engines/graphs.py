@@ -18,24 +18,11 @@ from device_runtime.errors import DeviceError
 from device_runtime.runner import Local, PassRunner, aligned
 from export.build import build_plan
 from export.model import Model
+from fedcore import plan as plans
 from fedcore.algorithms.algorithm import Algorithm
 from fedcore.checkpoint import decode_frozen
 from fedcore.decoding import decoder
 from fedcore.params import Float32, Frozen
-from fedcore.plan import (
-    BROADCAST,
-    EXAMPLE,
-    FROZEN,
-    REPORT,
-    BlobRef,
-    Plan,
-    begin_graph,
-    final_carry,
-    in_turn,
-    loop_graph,
-    prefixed,
-    steps_graph,
-)
 from fedcore.release import CLIP
 from fedcore.report import all_finite, clip_to
 from simulator.engines.sums import Client, RoundSums
@@ -46,7 +33,7 @@ from simulator.population import Population
 class ExportedTrip(msgspec.Struct, frozen=True):
     """A trip as a plan of its own, its graphs by name, and the blob of its frozen vectors, if it has any."""
 
-    plan: Plan
+    plan: plans.Plan
     graphs: dict[str, bytes]
     frozen: bytes = b""
 
@@ -65,7 +52,7 @@ def export_graphs(model: Model, algorithm: Algorithm) -> Exported:
     return graphs_of(plan, blobs.__getitem__)
 
 
-def graphs_of(plan: Plan, read: Callable[[BlobRef], bytes]) -> Exported:
+def graphs_of(plan: plans.Plan, read: Callable[[plans.BlobRef], bytes]) -> Exported:
     """The graphs of every trip of a plan that has them as ONNX. read: gives the bytes of a blob, as a bundle does."""
     frozen = b"" if plan.frozen is None else read(plan.frozen.blob)
     return [
@@ -89,7 +76,7 @@ class GraphsTrainer:
 
     def train(self, number: int, broadcast: Mapping[str, Tensor], clients: Sequence[Client], sums: RoundSums) -> None:
         """Run a trip for every client: see ClientTrainer."""
-        trip = in_turn(self._trips, number)
+        trip = plans.in_turn(self._trips, number)
         trip.receive(broadcast)
         total_S = sums.vector.numpy()
         try:
@@ -106,11 +93,13 @@ class _TripRunner:
     def __init__(self, trip: ExportedTrip, graphs: Mapping[str, Executable], population: Population) -> None:
         plan = trip.plan
         self._plan, self._graphs, self._starts = plan, graphs, population.starts.tolist()
-        self._examples = prefixed(EXAMPLE, {item.name: population.fields[item.name] for item in plan.examples.fields})
+        self._examples = plans.prefixed(
+            plans.EXAMPLE, {item.name: population.fields[item.name] for item in plan.examples.fields}
+        )
         self._received = {spec.name: aligned((spec.size,)) for spec in plan.broadcast}
-        self._known = prefixed(BROADCAST, self._received) | prefixed(FROZEN, _frozen(trip))
+        self._known = plans.prefixed(plans.BROADCAST, self._received) | plans.prefixed(plans.FROZEN, _frozen(trip))
         self._runners = [
-            PassRunner(pass_plan, index, self._examples, many=steps_graph(pass_plan.name) in graphs)
+            PassRunner(pass_plan, index, self._examples, many=plans.steps_graph(pass_plan.name) in graphs)
             for index, pass_plan in enumerate(plan.passes)
         ]
         self._values_V = aligned((sum(spec.size for spec in plan.report.means),))
@@ -131,11 +120,11 @@ class _TripRunner:
         inputs: dict[str, Float32] = dict(self._known)
         metrics = []
         for pass_plan, runner in zip(self._plan.passes, self._runners, strict=True):
-            runner.begin(self._graphs[begin_graph(pass_plan.name)], inputs)
-            swept = runner.sweep(self._graphs[loop_graph(self._graphs, pass_plan.name)], inputs, local)
-            inputs.update(prefixed(final_carry(pass_plan.name), swept.carry))
+            runner.begin(self._graphs[plans.begin_graph(pass_plan.name)], inputs)
+            swept = runner.sweep(self._graphs[plans.loop_graph(self._graphs, pass_plan.name)], inputs, local)
+            inputs.update(plans.prefixed(plans.final_carry(pass_plan.name), swept.carry))
             metrics.append(swept.metrics)
-        self._graphs[REPORT].run(inputs, self._means)
+        self._graphs[plans.REPORT].run(inputs, self._means)
         weight = self._plan.report.weight(local.count)
         np.multiply(self._values_V, np.float32(weight), out=self._values_V)
         sums_M = np.concatenate(metrics)

@@ -22,8 +22,7 @@ from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
-from device_runtime.native.library import FOLDER as EXECUTORCH
-from device_runtime.native.library import shim_name
+from device_runtime.native.library import FOLDER as EXECUTORCH, shim_name
 from simulator.errors import SysrootError
 
 ARCH = "aarch64"

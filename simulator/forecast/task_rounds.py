@@ -9,8 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from coordinator.rules import buffers
-from coordinator.rules import rounds as cohorts
+from coordinator.rules import buffers, rounds as cohorts
 from coordinator.rules.pacing import GATHER_S, Demand, RoundTimes
 from coordinator.rules.selection import UNRELIABLE_ROUNDS, Participations, draw, drawable
 from coordinator.rules.states import AssignmentState, RoundState, broken_after_s, lost_after_s

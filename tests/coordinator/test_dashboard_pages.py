@@ -21,8 +21,7 @@ from coordinator.rules.entities import Role
 from coordinator.rules.private_sums import entry_of
 from coordinator.rules.states import TaskState
 from coordinator.rules.task_settings import Buffered, PrivacyBudget
-from coordinator.store.records.overview import PAGE as TASKS_ON_A_PAGE
-from coordinator.store.records.overview import TaskQuery, Totals
+from coordinator.store.records.overview import PAGE as TASKS_ON_A_PAGE, TaskQuery, Totals
 from coordinator.store.tables import ROUNDS, TASKS
 from tests.coordinator.browser import AXE, assert_sound, broken_words, look_as, shows, violations
 from tests.coordinator.bundles import make_bundle, make_private_bundle

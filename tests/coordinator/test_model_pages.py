@@ -27,8 +27,7 @@ from tests.coordinator.conftest import committed
 from tests.coordinator.devices import CAPABILITIES, speaking_to
 from tests.coordinator.pages import csrf, log_in, play
 from tests.coordinator.released import predicting_bundle, version
-from tests.coordinator.test_dashboard_pages import log_in as enter
-from tests.coordinator.test_dashboard_pages import press
+from tests.coordinator.test_dashboard_pages import log_in as enter, press
 from tests.servers import serving
 
 KEYBOARD = ("phones", "keyboard")

@@ -22,8 +22,7 @@ from tests.coordinator.bundles import START, make_plan, make_private_bundle
 from tests.coordinator.conftest import Desk, unmask_at_once
 from tests.coordinator.test_left_out import OTHERS, fails
 from tests.coordinator.test_secure import NAMES, PHASES, SECURE, Device, run
-from tests.coordinator.test_secure_groups import NAMES as MANY
-from tests.coordinator.test_secure_groups import groups_of
+from tests.coordinator.test_secure_groups import NAMES as MANY, groups_of
 
 SIZE, CLIP, BITS = 400, 2.0, 12
 SECAGG = Secagg(clip_norm=CLIP, bits=BITS, phase_s=5.0)

@@ -1,8 +1,7 @@
 """Which signatures are taken, on a clock that only the test moves."""
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from coordinator.api.authentication import AHEAD_S, LruCache, Replays
 from coordinator.errors import ReplayedSignature, Unavailable

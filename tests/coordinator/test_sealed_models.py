@@ -30,8 +30,11 @@ from tests.coordinator.conftest import Desk, states
 from tests.coordinator.devices import speaking_to
 from tests.coordinator.test_api import blob
 from tests.coordinator.test_backup import commands, run
-from tests.coordinator.test_failpoints import GOAL, PrivateLearners
-from tests.coordinator.test_failpoints import replicas as replicas  # noqa: PLC0414 - a fixture
+from tests.coordinator.test_failpoints import (
+    GOAL,
+    PrivateLearners,
+    replicas as replicas,  # noqa: PLC0414 - a fixture
+)
 from tests.coordinator.test_privacy import fail, ledger
 from tests.servers import serving
 

@@ -14,8 +14,11 @@ from muster.commands.watch import figures
 from tests.coordinator.bundles import make_evaluation_bundle
 from tests.coordinator.devices import speaking_to
 from tests.coordinator.test_api import check_in
-from tests.coordinator.test_evaluated import evaluate, measure
-from tests.coordinator.test_evaluated import trained as trained  # noqa: PLC0414 - a fixture
+from tests.coordinator.test_evaluated import (
+    evaluate,
+    measure,
+    trained as trained,  # noqa: PLC0414 - a fixture
+)
 from tests.muster.test_cli import in_process
 from tests.muster.test_data import scalars
 

@@ -12,12 +12,16 @@ from tests.conformance.browser import Files
 from tests.coordinator.fork_server import wait_until
 from tests.device_runtime.pages import DIGITS, build, kept_examples
 from tests.device_runtime.proxy import road_to
-from tests.device_runtime.test_browser import await_commit, is_hidden, kept
-from tests.device_runtime.test_browser import browser as browser  # noqa: PLC0414 - fixtures
-from tests.device_runtime.test_browser import bundle as bundle  # noqa: PLC0414
-from tests.device_runtime.test_browser import opened as opened  # noqa: PLC0414
-from tests.device_runtime.test_browser import page as page  # noqa: PLC0414
-from tests.device_runtime.test_browser import task as task  # noqa: PLC0414
+from tests.device_runtime.test_browser import (
+    await_commit,
+    browser as browser,  # noqa: PLC0414 - fixtures
+    bundle as bundle,  # noqa: PLC0414
+    is_hidden,
+    kept,
+    opened as opened,  # noqa: PLC0414
+    page as page,  # noqa: PLC0414
+    task as task,  # noqa: PLC0414
+)
 
 REACHES = """
 const [url, done] = arguments;

@@ -38,8 +38,10 @@ from fedcore.plan import BlobRef, ExampleSpec, Field
 from fedcore.wire.messages import Abort, Rejected, encode
 from muster.app import app
 from tests.device_runtime.coordinator import WINDOW, answer, refusal
-from tests.device_runtime.test_secure import TRUSTING
-from tests.device_runtime.test_secure import secure as secure  # noqa: PLC0414 - a fixture
+from tests.device_runtime.test_secure import (
+    TRUSTING,
+    secure as secure,  # noqa: PLC0414 - a fixture
+)
 
 BLOB = b"a graph"
 REF = BlobRef.of(BLOB)

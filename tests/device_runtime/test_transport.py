@@ -6,8 +6,7 @@ import time
 import numpy as np
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from device_runtime import Device
 from device_runtime.errors import BadAnswer, ConfigError, Refused, Unreachable

@@ -7,8 +7,7 @@ from contextlib import suppress
 import numpy as np
 import pytest
 import zstandard
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from fedcore import checkpoint
 from fedcore.batching import StreamKey

@@ -8,8 +8,7 @@ import dataclasses
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from fedcore.algorithms import ALGORITHMS, create
 from fedcore.algorithms.algorithm import ServerStep, keeps_client_state, with_carries

@@ -6,8 +6,7 @@ import json
 import msgspec
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from fedcore.bundle import AlgorithmRef, Bundle, Certificate, Evidence, Footprint, Manifest, Parity
 from fedcore.errors import DigestMismatch, PlanError, ScheduleError, SchemaError

@@ -16,8 +16,7 @@ from http_message_signatures import (
     HTTPSignatureKeyResolver,
     algorithms,
 )
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from fedcore.errors import ForgedSignature, InvalidKey, MalformedSignature, WireError
 from fedcore.wire.signatures import (

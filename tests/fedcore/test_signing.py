@@ -22,8 +22,10 @@ from fedcore.private_files import write_private, write_whole
 from fedcore.release import Release
 from fedcore.signing import SigningKey, public_key, verified, verify
 from fedcore.succession import SucceedingKey
-from tests.fedcore.test_plan import bundle as bundle  # noqa: PLC0414 - a fixture
-from tests.fedcore.test_plan import rewrite
+from tests.fedcore.test_plan import (
+    bundle as bundle,  # noqa: PLC0414 - a fixture
+    rewrite,
+)
 
 VECTORS = json.loads((Path(__file__).parents[1] / "vectors" / "signature.json").read_text())
 PLAN, OTHER = BlobRef.of(b"plan"), BlobRef.of(b"another")

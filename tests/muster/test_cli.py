@@ -21,8 +21,7 @@ from typer.testing import CliRunner
 
 from benchmarks import null_task
 from coordinator.keys import Keys
-from coordinator.store.database import HEAD
-from coordinator.store.database import Database as Store
+from coordinator.store.database import HEAD, Database as Store
 from coordinator.store.tasks import open_coordinator_store
 from export.models import MODELS
 from fedcore.plan import BlobRef

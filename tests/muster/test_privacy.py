@@ -19,8 +19,10 @@ from fedcore.privacy.accounting import spent
 from tests.coordinator.bundles import make_bundle, make_private_bundle
 from tests.muster.doors import DOORS, Doors, opened
 from tests.muster.test_cli import in_process
-from tests.muster.test_remote import failure
-from tests.muster.test_remote import served as served  # noqa: PLC0414 - a fixture
+from tests.muster.test_remote import (
+    failure,
+    served as served,  # noqa: PLC0414 - a fixture
+)
 
 ROUNDS = 60
 BUDGET = {"epsilon": 8.0, "delta": 1e-6, "users": 1000}

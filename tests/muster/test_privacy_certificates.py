@@ -20,8 +20,11 @@ from tests.coordinator.conftest import committed
 from tests.coordinator.replicas import until
 from tests.coordinator.test_api import assign, put
 from tests.muster.test_cli import in_process
-from tests.muster.test_remote import create, failure
-from tests.muster.test_remote import served as served  # noqa: PLC0414 - a fixture
+from tests.muster.test_remote import (
+    create,
+    failure,
+    served as served,  # noqa: PLC0414 - a fixture
+)
 
 PROMISE = [word for part in ("epsilon=4", "delta=1e-6", "users=1000") for word in ("--privacy", part)]
 REPORT = checkpoint.encode({"report": np.array([1, 0, 0, 0, 1], np.float32)})

@@ -21,8 +21,11 @@ from fedcore.succession import SucceedingKey
 from muster.app import app
 from tests.coordinator.bundles import make_bundle
 from tests.muster.test_cli import in_process
-from tests.muster.test_remote import create, failure
-from tests.muster.test_remote import served as served  # noqa: PLC0414 - a fixture
+from tests.muster.test_remote import (
+    create,
+    failure,
+    served as served,  # noqa: PLC0414 - a fixture
+)
 from tests.servers import serving_both
 from tests.stores import without_rows
 

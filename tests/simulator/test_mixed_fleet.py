@@ -13,8 +13,7 @@ from fedcore.bundle import Bundle
 from muster.app import app
 from simulator import datasets
 from simulator.errors import BrowserMissing, FleetError, ProfileError
-from simulator.fleet import browsers
-from simulator.fleet import fork_servers as fleet_node
+from simulator.fleet import browsers, fork_servers as fleet_node
 from simulator.fleet.profile import Kind, counted_kinds
 from tests.conformance.browser import served
 from tests.device_runtime.pages import build

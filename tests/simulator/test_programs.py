@@ -5,8 +5,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from simulator.engines.recorded import layout as layout_module
-from simulator.engines.recorded import program as program_module
+from simulator.engines.recorded import layout as layout_module, program as program_module
 from simulator.engines.recorded.layout import writer_of
 from simulator.engines.recorded.program import Program, Programs, Workspace
 from simulator.engines.recorded.recording import record

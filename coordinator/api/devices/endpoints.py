@@ -16,6 +16,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import ASGIApp
 
+from coordinator import commands
 from coordinator.api.authentication import LruCache, demand_body, signed
 from coordinator.api.devices.assignment_access import REMEMBERED, AssignmentAccess
 from coordinator.api.devices.blobs import Deltas, HeldAnswer, serve_blob
@@ -32,31 +33,12 @@ from coordinator.api.http import (
 )
 from coordinator.api.masked_exchange import MaskedExchange
 from coordinator.api.service import Service
-from coordinator.commands import (
-    AbortAssignment,
-    AwaitAssignment,
-    AwaitMessage,
-    CancelWait,
-    CheckInDevice,
-    Command,
-    PutMessage,
-)
 from coordinator.errors import MalformedMessage, NoModel, UnknownBlob
 from coordinator.rules.replicas import round_in
 from coordinator.rules.selection import Eligibility
 from fedcore.plan import BlobRef
 from fedcore.report import ReportLayout
-from fedcore.wire.messages import (
-    Abort,
-    Assignment,
-    AssignmentAnswer,
-    CheckIn,
-    CheckInAnswer,
-    Enrol,
-    ReleasedModel,
-    Settled,
-    Willing,
-)
+from fedcore.wire import messages
 from ingress.connection import hang_up
 from secagg.encoding import MessageType
 
@@ -142,7 +124,7 @@ class DeviceApi:
     async def enrol(self, request: Request) -> Response:
         """Enrol the signer as a device, with an id and a credential for secure aggregation. May be repeated."""
         with self._limits.newcomers.hold(partial(hang_up, request.scope)):
-            message = await read_message(request, Enrol, self._settings.message_limit_bytes)
+            message = await read_message(request, messages.Enrol, self._settings.message_limit_bytes)
         who = signed(request)
         async with self._enrolling:
             return answer(await run_in_threadpool(self._registry.enrol, message, who.keyid, who.created))
@@ -150,9 +132,11 @@ class DeviceApi:
     async def check_in(self, population: str, request: Request) -> ASGIApp:
         """Check a device in: it gets a session, or a reason and a time to come back."""
         body, who = await read_body(request, self._settings.message_limit_bytes), signed(request)
-        message, device = read_as(body, CheckIn), who.keyid
-        command = CheckInDevice(population, device, Eligibility.of(device, message), message.token or "", who.created)
-        outcome: CheckInAnswer | None = self._driver.turn_away(command)
+        message, device = read_as(body, messages.CheckIn), who.keyid
+        command = commands.CheckInDevice(
+            population, device, Eligibility.of(device, message), message.token or "", who.created
+        )
+        outcome: messages.CheckInAnswer | None = self._driver.turn_away(command)
         if outcome is None and ONWARD in request.scope:
             passed_on: ASGIApp = request.scope[ONWARD](bytes(body))
             return passed_on
@@ -168,14 +152,14 @@ class DeviceApi:
         """Wait for a round, as long as `Prefer: wait=N` allows: of the tasks in the body, or of any offered task."""
         wait_s, headers = preferred_wait(request, self._settings.max_wait_s)
         body = await read_body(request, self._settings.message_limit_bytes)
-        tasks = frozenset(read_as(body, Willing).tasks) if body else None
-        future = self._driver.submit(AwaitAssignment(session, signed(request).keyid, wait_s, tasks))
+        tasks = frozenset(read_as(body, messages.Willing).tasks) if body else None
+        future = self._driver.submit(commands.AwaitAssignment(session, signed(request).keyid, wait_s, tasks))
         try:
-            outcome: AssignmentAnswer = await while_connected(request, future)
+            outcome: messages.AssignmentAnswer = await while_connected(request, future)
         except ClientDisconnect:
-            await self._ask(CancelWait(session, future))
+            await self._ask(commands.CancelWait(session, future))
             raise
-        if isinstance(outcome, Assignment):
+        if isinstance(outcome, messages.Assignment):
             self._assignments.remember(outcome, signed(request).keyid)
         return answer(outcome, headers)
 
@@ -204,7 +188,7 @@ class DeviceApi:
         release = await run_in_threadpool(self._store.model_for, device, population, name)
         if release is None:
             raise NoModel(f"population {population!r} has no version of a model {name!r} for this device")
-        return answer(ReleasedModel(release))
+        return answer(messages.ReleasedModel(release))
 
     async def _public_blob(self, sha256: str) -> BlobRef:
         ref = self._public.get(sha256)
@@ -243,11 +227,11 @@ class DeviceApi:
             coming: Future[bytes | None] = Future()
             # Only the driver's thread ends it from here on, so nobody can cancel it under its hands.
             coming.set_running_or_notify_cancel()
-            command = PutMessage(assignment, signed(request).keyid, spoken, b"", "", wait_s, coming)
+            command = commands.PutMessage(assignment, signed(request).keyid, spoken, b"", "", wait_s, coming)
             await self._put(command, request, limit)
             return await self._message(coming, headers, request)
 
-    async def _put(self, command: PutMessage, request: Request, limit: int) -> None:
+    async def _put(self, command: commands.PutMessage, request: Request, limit: int) -> None:
         """Read the message of a command, and have it taken. Nothing holds its bytes while the next one is awaited."""
         async with self._senders.one_at_a_time(command.device, request, command.assignment):
             with self._limits.reports.reserve(limit):
@@ -260,7 +244,9 @@ class DeviceApi:
         heard = _number(number)
         async with self._assignments.present(assignment, request):
             wait_s, headers = preferred_wait(request, self._settings.max_wait_s)
-            return await self._message(self._driver.submit(AwaitMessage(assignment, heard, wait_s)), headers, request)
+            return await self._message(
+                self._driver.submit(commands.AwaitMessage(assignment, heard, wait_s)), headers, request
+            )
 
     async def _message(self, answer: Future[bytes | None], headers: dict[str, str], request: Request) -> Response:
         message = await while_connected(request, answer)
@@ -271,18 +257,18 @@ class DeviceApi:
     async def abort(self, assignment: str, request: Request) -> Response:
         """Abort an assignment. May be repeated."""
         await self._assignments.part(assignment, request)
-        message = await read_message(request, Abort, self._settings.message_limit_bytes)
-        await self._ask(AbortAssignment(assignment, message))
+        message = await read_message(request, messages.Abort, self._settings.message_limit_bytes)
+        await self._ask(commands.AbortAssignment(assignment, message))
         return Response(status_code=204)
 
-    async def _ask(self, command: Command[T]) -> T:
+    async def _ask(self, command: commands.Command[T]) -> T:
         return await asyncio.wrap_future(self._driver.submit(command))
 
     def _find_public(self, sha256: str) -> BlobRef:
         with self._store.database.reading() as records:
             return records.blob(sha256, public=True)
 
-    def _settled(self, assignment: str) -> Settled:
+    def _settled(self, assignment: str) -> messages.Settled:
         with self._store.database.reading() as records:
             return records.cohorts.settled(assignment)
 

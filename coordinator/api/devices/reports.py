@@ -17,22 +17,13 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp
 
+from coordinator import errors
 from coordinator.api.authentication import demand_body, signed
 from coordinator.api.devices.assignment_access import AssignmentAccess, Owned
 from coordinator.api.http import ONWARD, answer, in_thread_if_large, read_into
 from coordinator.api.limits import MemoryBudget
 from coordinator.api.service import Service
 from coordinator.commands import CountReport
-from coordinator.errors import (
-    ConflictingReport,
-    InvalidReport,
-    MalformedMessage,
-    MismatchingOffset,
-    NoLongerNeeded,
-    TooLarge,
-    Unavailable,
-    UnknownAssignment,
-)
 from coordinator.rules.states import AssignmentState
 from coordinator.store.records.records import Records
 from fedcore import checkpoint
@@ -79,9 +70,9 @@ class Upload:
         """Add bytes. Raises MalformedMessage past the end, NoLongerNeeded once it was dropped."""
         end = self.size + len(chunk)
         if end > self.length:
-            raise MalformedMessage("the body reaches beyond Upload-Length")
+            raise errors.MalformedMessage("the body reaches beyond Upload-Length")
         if not self.data:
-            raise NoLongerNeeded("the round needs no report of this assignment any more")
+            raise errors.NoLongerNeeded("the round needs no report of this assignment any more")
         self.data[self.size : end] = chunk
         self._digest.update(chunk)
         self.size = end
@@ -116,13 +107,15 @@ class Uploads:
         """
         upload, size = self._of(device, assignment), self.size(device, assignment)
         if part.offset != size:
-            raise MismatchingOffset(f"{size} bytes of this report have arrived", size)
+            raise errors.MismatchingOffset(f"{size} bytes of this report have arrived", size)
         if upload is None:
             self.drop_of(device)
             self._room.take(part.length)
             upload = self._held[device] = Upload(device, assignment, part)
         elif (upload.sha256, upload.length) != (part.sha256, part.length):
-            raise ConflictingReport("another report has begun to arrive for this assignment; a device sends only one")
+            raise errors.ConflictingReport(
+                "another report has begun to arrive for this assignment; a device sends only one"
+            )
         return upload
 
     def drop(self, upload: Upload) -> None:
@@ -236,7 +229,7 @@ class ReportApi:
     async def _put(self, assignment: str, request: Request, owned: Owned) -> Response:
         device, digest = signed(request).keyid, signed(request).digest
         if digest is None:
-            raise MalformedMessage("a report needs a body, and its digest as Content-Digest")
+            raise errors.MalformedMessage("a report needs a body, and its digest as Content-Digest")
         async with self._senders.one_at_a_time(device, request, assignment):
             counted = await self._counted(assignment, digest, owned)
             return answer(counted or await self._receive(assignment, request, digest, owned))
@@ -262,7 +255,7 @@ class ReportApi:
     async def _patch(self, assignment: str, request: Request, owned: Owned) -> Response:
         part, device = _announced(request), signed(request).keyid
         if part.length > _most(owned.layout):
-            raise TooLarge(f"this report has at most {_most(owned.layout)} bytes")
+            raise errors.TooLarge(f"this report has at most {_most(owned.layout)} bytes")
         async with self._senders.one_at_a_time(device, request, assignment):
             counted = await self._counted(assignment, part.sha256, owned)
             if counted is not None:
@@ -288,7 +281,7 @@ class ReportApi:
             return None
         counted = await self._assignments.receipt(assignment)
         if counted is not None and counted.sha256 != sha256.hex():
-            raise ConflictingReport(f"a report with digest {counted.sha256[:12]}… was accepted; this is another")
+            raise errors.ConflictingReport(f"a report with digest {counted.sha256[:12]}… was accepted; this is another")
         return counted
 
     async def sweep_forever(self) -> None:
@@ -317,7 +310,7 @@ class ReportApi:
             if not upload.arrived:
                 raise WrongBody("the report does not have Upload-Length and Repr-Digest; send it again, from 0")
             receipt = await self._count(upload.assignment, upload.sha256, upload.data, owned)
-        except Unavailable:
+        except errors.Unavailable:
             raise
         except BaseException:
             self._uploads.drop(upload)
@@ -385,7 +378,7 @@ def parse_report(data: memoryview, layout: ReportLayout, *, finite: bool = False
         report_L = checkpoint.view(data, spec)
         layout.check(report_L, finite=finite and checkpoint.is_plain(data, spec))
     except (SchemaError, ReportError) as error:
-        raise InvalidReport(str(error)) from error
+        raise errors.InvalidReport(str(error)) from error
     return report_L
 
 
@@ -393,7 +386,7 @@ def _waits(records: Records, assignment: str) -> bool:
     """Whether an assignment's report may still come. One without a row, as garbage collection leaves none, is over."""
     try:
         return records.assignment(assignment).state is AssignmentState.ASSIGNED
-    except UnknownAssignment:
+    except errors.UnknownAssignment:
         return False
 
 
@@ -406,7 +399,7 @@ def _announced(request: Request) -> Part:
     offset, length = (request.headers.get(name, "") for name in ("upload-offset", "upload-length"))
     last, sha256 = _LAST.get(request.headers.get("upload-complete", "")), sha256_in(request.headers.get("repr-digest"))
     if not _NUMBER.fullmatch(offset) or not _NUMBER.fullmatch(length) or last is None or sha256 is None:
-        raise MalformedMessage(
+        raise errors.MalformedMessage(
             "a part needs Upload-Offset, Upload-Length, Upload-Complete: ?0 or ?1, and Repr-Digest: sha-256=:<base64>:"
         )
     return Part(int(offset), last, int(length), sha256)

@@ -23,20 +23,7 @@ from coordinator.api.http import answer_error
 from coordinator.api.openapi import ANYWHERE, BYTES, EXAMPLES, Answer, ApiDocument
 from coordinator.errors import Refusal
 from fedcore.errors import RequestError
-from fedcore.wire.messages import (
-    Abort,
-    Accepted,
-    Assignment,
-    CheckIn,
-    Enrol,
-    Enrolled,
-    Receipt,
-    Rejected,
-    ReleasedModel,
-    RetryWindow,
-    Settled,
-    Willing,
-)
+from fedcore.wire import messages
 from fedcore.wire.problems import PROBLEMS
 
 # A router for the device protocol's routes, on the device port and nowhere else.
@@ -68,7 +55,7 @@ class DeviceRoute:
 class DeviceRouter:
     """ASGI: answers the requests for the routes of a table, and passes those for any other path on to `others`."""
 
-    def __init__(self, routes: Sequence[DeviceRoute], others: ASGIApp, retry: RetryWindow) -> None:
+    def __init__(self, routes: Sequence[DeviceRoute], others: ASGIApp, retry: messages.RetryWindow) -> None:
         self._others = others
         self._retry = retry
         self._routes = [(re.compile(NAME.sub(r"(?P<\1>[^/]+)", route.path)), route) for route in routes]
@@ -131,15 +118,15 @@ _SPOKEN = (*_ENDING, "no-longer-needed", "unusable-message")
 _UPLOAD = ("Upload-Offset", "Upload-Length", "Upload-Complete", "Repr-Digest")
 _DIGEST, _WAIT, _WAITED = ("Content-Digest",), ("Prefer",), ("Preference-Applied",)
 _ARRIVED = ("Upload-Offset", "Upload-Complete")
-_CHECKED_IN = {200: Answer("Outcome", (Accepted, Rejected))}
-_ASSIGNED = {200: Answer("Outcome", (Assignment, Rejected), _WAITED)}
+_CHECKED_IN = {200: Answer("Outcome", (messages.Accepted, messages.Rejected))}
+_ASSIGNED = {200: Answer("Outcome", (messages.Assignment, messages.Rejected), _WAITED)}
 _SERVED = {
     200: Answer("The bytes", (BYTES,), ("ETag",)),
     206: Answer("The requested range", (BYTES,), ("ETag", "Content-Range")),
     304: Answer("Not modified", (), ("ETag",)),
 }
 _NEEDED = {204: Answer("Its report is still needed", (), _WAITED)}
-_COUNTED = {200: Answer("Counted, once", (Receipt,))}
+_COUNTED = {200: Answer("Counted, once", (messages.Receipt,))}
 _HERE = {204: Answer("The part that has arrived", (), _ARRIVED)}
 _MORE = {204: Answer("More is wanted", (), _ARRIVED)}
 _HEARD = {200: Answer("The next message", (BYTES,), _WAITED), 204: Answer("It is not there yet", (), _WAITED)}
@@ -154,9 +141,9 @@ def device_routes(api: DeviceApi, reports: ReportApi, authenticator: Authenticat
     report, message = "/v1/assignments/{assignment}/report", "/v1/assignments/{assignment}/secagg/{number}"
     return (
         enrolled("POST", "/v1/populations/{population}/checkins", api.check_in,
-                 about(_CHECKED_IN, (*_BODY, "unknown-population"), takes=CheckIn, fields=_DIGEST)),
+                 about(_CHECKED_IN, (*_BODY, "unknown-population"), takes=messages.CheckIn, fields=_DIGEST)),
         enrolled("POST", "/v1/sessions/{session}/assignments", api.assign,
-                 about(_ASSIGNED, (*_BODY, "unknown-session", "foreign-session"), takes=Willing,
+                 about(_ASSIGNED, (*_BODY, "unknown-session", "foreign-session"), takes=messages.Willing,
                        fields=(*_DIGEST, *_WAIT))),
         enrolled("GET", "/v1/blobs/{sha256}", api.blob,
                  about(_SERVED, ("unknown-blob", "range-not-satisfiable"),
@@ -164,22 +151,22 @@ def device_routes(api: DeviceApi, reports: ReportApi, authenticator: Authenticat
         enrolled("GET", "/v1/blobs/{sha256}/deltas/{base}", api.delta,
                  about({200: Answer("The delta", (BYTES,))}, ("unknown-blob",))),
         enrolled("GET", "/v1/populations/{population}/models/{name}", api.model,
-                 about({200: Answer("Its release", (ReleasedModel,))}, ("no-model",))),
+                 about({200: Answer("Its release", (messages.ReleasedModel,))}, ("no-model",))),
         enrolled("GET", "/v1/assignments/{assignment}", api.hold, about(_NEEDED, (*_OWN, *_OVER), fields=_WAIT)),
         enrolled("GET", "/v1/assignments/{assignment}/outcome", api.outcome,
-                 about({200: Answer("As far as it is decided", (Settled,))}, _OWN)),
+                 about({200: Answer("As far as it is decided", (messages.Settled,))}, _OWN)),
         enrolled("PUT", report, reports.put, about(_COUNTED, _COUNTING, takes=BYTES, fields=_DIGEST)),
         enrolled("HEAD", report, reports.head, about(_HERE, (*_OWN, *_OVER))),
         enrolled("PATCH", report, reports.patch,
                  about(_COUNTED | _MORE, (*_COUNTING, "mismatching-offset"), takes="application/partial-upload",
                        fields=(*_DIGEST, *_UPLOAD))),
         enrolled("POST", "/v1/assignments/{assignment}:abort", api.abort,
-                 about({204: Answer("Aborted")}, _ENDING, takes=Abort, fields=_DIGEST)),
+                 about({204: Answer("Aborted")}, _ENDING, takes=messages.Abort, fields=_DIGEST)),
         enrolled("PUT", message, api.say, about(_HEARD, _SPOKEN, takes=BYTES, fields=(*_DIGEST, *_WAIT))),
         enrolled("GET", message, api.hear,
                  about(_HEARD, ("malformed-message", *_OWN, "no-longer-needed"), fields=_WAIT)),
         newcomer("POST", "/v1/devices", api.enrol,
-                 about({200: Answer("Enrolled", (Enrolled,))}, (*_BODY, "not-attested"), takes=Enrol,
+                 about({200: Answer("Enrolled", (messages.Enrolled,))}, (*_BODY, "not-attested"), takes=messages.Enrol,
                        fields=_DIGEST)),
     )  # fmt: skip
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping
-from collections.abc import Set as AbstractSet
+from collections.abc import Callable, Iterable, Mapping, Set as AbstractSet
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias

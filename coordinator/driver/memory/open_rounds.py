@@ -10,8 +10,7 @@ import msgspec
 from msgspec.structs import replace
 
 from coordinator.driver.memory.loaded_task import LoadedTask
-from coordinator.rules import buffers
-from coordinator.rules import rounds as cohorts
+from coordinator.rules import buffers, rounds as cohorts
 from coordinator.rules.entities import Snapshot
 from coordinator.rules.replicas import may_share
 from coordinator.rules.rounds import Abandon, Event, Revealed, Round, Stepped, Tick, Waiting

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Container, Iterable, Mapping
-from collections.abc import Set as AbstractSet
+from collections.abc import Container, Iterable, Mapping, Set as AbstractSet
 from dataclasses import dataclass, field
 
 from coordinator.driver.memory.loaded_task import LoadedTask

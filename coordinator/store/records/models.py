@@ -12,21 +12,8 @@ from sqlalchemy import bindparam, case, delete, exists, func, insert, or_, selec
 from coordinator.rules.entities import SealedBlob
 from coordinator.rules.roll_outs import ModelCount, ModelVersion, RollOut
 from coordinator.rules.states import AssignmentState, RoundState
+from coordinator.store import tables
 from coordinator.store.records.rows import Part, adding, reader
-from coordinator.store.tables import (
-    ASSIGNMENTS,
-    BLOBS,
-    IDENTITY,
-    METADATA,
-    MODEL_COUNTS,
-    MODEL_RELEASES,
-    MODEL_ROLL_OUTS,
-    RELEASES,
-    REPORTS,
-    ROUNDS,
-    SEALED_BLOBS,
-    TRANSITIONS,
-)
 from coordinator.tally import DAY_S, ModelCounts
 from fedcore.decoding import converter
 from fedcore.model_release import ModelRelease
@@ -36,7 +23,7 @@ from fedcore.release import Signed
 _signed = converter(Signed)
 
 
-_ADD = adding(MODEL_COUNTS)
+_ADD = adding(tables.MODEL_COUNTS)
 _version, _roll_out = reader(ModelVersion), reader(RollOut)
 
 
@@ -45,37 +32,45 @@ class ModelRecords(Part):
 
     def hold(self) -> None:
         """Let other writers of these rows wait until the transaction ends: what is the next one rests on all before."""
-        self._lock_writers(MODEL_RELEASES)
-        self._lock_writers(MODEL_ROLL_OUTS)
+        self._lock_writers(tables.MODEL_RELEASES)
+        self._lock_writers(tables.MODEL_ROLL_OUTS)
 
     def names(self) -> list[tuple[str, str]]:
         """Every model: its population and its name, in order."""
-        columns = (MODEL_RELEASES.c.population, MODEL_RELEASES.c.name)
+        columns = (tables.MODEL_RELEASES.c.population, tables.MODEL_RELEASES.c.name)
         rows = self._connection.execute(select(*columns).distinct().order_by(*columns))
         return [(row.population, row.name) for row in rows]
 
     def versions(self, population: str, name: str) -> list[ModelVersion]:
         """The released versions of a model, in order of their numbers: 1, 2, 3 …"""
-        of_model = (MODEL_RELEASES.c.population == population) & (MODEL_RELEASES.c.name == name)
-        return self._all(_version, select(MODEL_RELEASES).where(of_model).order_by(MODEL_RELEASES.c.number))
+        of_model = (tables.MODEL_RELEASES.c.population == population) & (tables.MODEL_RELEASES.c.name == name)
+        return self._all(
+            _version, select(tables.MODEL_RELEASES).where(of_model).order_by(tables.MODEL_RELEASES.c.number)
+        )
 
     def version(self, population: str, name: str, number: int) -> ModelVersion:
         """One released version."""
-        of_model = (MODEL_RELEASES.c.population == population) & (MODEL_RELEASES.c.name == name)
-        this = of_model & (MODEL_RELEASES.c.number == number)
-        return _version(self._connection.execute(select(MODEL_RELEASES).where(this)).one())
+        of_model = (tables.MODEL_RELEASES.c.population == population) & (tables.MODEL_RELEASES.c.name == name)
+        this = of_model & (tables.MODEL_RELEASES.c.number == number)
+        return _version(self._connection.execute(select(tables.MODEL_RELEASES).where(this)).one())
 
     def roll_outs(self, population: str, name: str) -> list[RollOut]:
         """The roll-outs of a model, in order of time."""
-        of_model = (MODEL_ROLL_OUTS.c.population == population) & (MODEL_ROLL_OUTS.c.name == name)
-        return self._all(_roll_out, select(MODEL_ROLL_OUTS).where(of_model).order_by(MODEL_ROLL_OUTS.c.id))
+        of_model = (tables.MODEL_ROLL_OUTS.c.population == population) & (tables.MODEL_ROLL_OUTS.c.name == name)
+        return self._all(
+            _roll_out, select(tables.MODEL_ROLL_OUTS).where(of_model).order_by(tables.MODEL_ROLL_OUTS.c.id)
+        )
 
     def add_counts(self, counts: ModelCounts) -> None:
         """Add to the counts of check-ins by version; those of versions that were not released are left out."""
         if not counts:
             return
-        newest = select(MODEL_RELEASES.c.population, MODEL_RELEASES.c.name, func.max(MODEL_RELEASES.c.number))
-        rows = self._connection.execute(newest.group_by(MODEL_RELEASES.c.population, MODEL_RELEASES.c.name))
+        newest = select(
+            tables.MODEL_RELEASES.c.population, tables.MODEL_RELEASES.c.name, func.max(tables.MODEL_RELEASES.c.number)
+        )
+        rows = self._connection.execute(
+            newest.group_by(tables.MODEL_RELEASES.c.population, tables.MODEL_RELEASES.c.name)
+        )
         released = {(population, name): number for population, name, number in rows}
         known = [
             {**stated._asdict(), "day": _date(stated.day), "count": count}
@@ -87,11 +82,11 @@ class ModelRecords(Part):
 
     def counts(self, population: str, name: str, days: int) -> list[ModelCount]:
         """The check-ins that stated a version of a model, by day and version, in order; of the last days only."""
-        of_model = (MODEL_COUNTS.c.population == population) & (MODEL_COUNTS.c.name == name)
+        of_model = (tables.MODEL_COUNTS.c.population == population) & (tables.MODEL_COUNTS.c.name == name)
         first = _date(int(self.at // DAY_S) - days)
-        key, count = (MODEL_COUNTS.c.day, MODEL_COUNTS.c.number), MODEL_COUNTS.c["count"]
-        sums = [func.sum(case((MODEL_COUNTS.c.refused == refused, count), else_=0)) for refused in (False, True)]
-        query = select(*key, *sums).where(of_model & (MODEL_COUNTS.c.day > first)).group_by(*key).order_by(*key)
+        key, count = (tables.MODEL_COUNTS.c.day, tables.MODEL_COUNTS.c.number), tables.MODEL_COUNTS.c["count"]
+        sums = [func.sum(case((tables.MODEL_COUNTS.c.refused == refused, count), else_=0)) for refused in (False, True)]
+        query = select(*key, *sums).where(of_model & (tables.MODEL_COUNTS.c.day > first)).group_by(*key).order_by(*key)
         return [
             ModelCount(day, number, int(used), int(refused))
             for day, number, used, refused in self._connection.execute(query)
@@ -102,12 +97,12 @@ class ModelRecords(Part):
         same = {"population": release.population, "name": release.name, "number": release.number}
         blobs = {"plan_sha256": release.plan.sha256, "parameters_sha256": release.parameters.sha256}
         values = {**same, **blobs, "release": msgspec.to_builtins(signed), "created_at": self.at}
-        self._connection.execute(insert(MODEL_RELEASES), values)
+        self._connection.execute(insert(tables.MODEL_RELEASES), values)
         return self.version(release.population, release.name, release.number)
 
     def add_roll_out(self, made: RollOut) -> None:
         """Write a roll-out, which is the newest of its model from now on."""
-        self._connection.execute(insert(MODEL_ROLL_OUTS), asdict(made))
+        self._connection.execute(insert(tables.MODEL_ROLL_OUTS), asdict(made))
 
 
 def _date(day: int) -> str:
@@ -120,15 +115,15 @@ class ReleaseRecords(Part):
 
     def append(self, release: Signed) -> None:
         """Add a release at the end, unless the log has it. Other writers of the log wait for the transaction's end."""
-        self._lock_writers(RELEASES)
+        self._lock_writers(tables.RELEASES)
         if release not in self.log():
-            position = self._connection.scalar(select(func.count()).select_from(RELEASES))
+            position = self._connection.scalar(select(func.count()).select_from(tables.RELEASES))
             values = {"release": msgspec.to_builtins(release), "logged_at": self.at}
-            self._connection.execute(insert(RELEASES).values(position=position, **values))
+            self._connection.execute(insert(tables.RELEASES).values(position=position, **values))
 
     def log(self) -> list[Signed]:
         """Every release that devices were ever shown, in the order in which they were added."""
-        query = select(RELEASES.c.release).order_by(RELEASES.c.position)
+        query = select(tables.RELEASES.c.release).order_by(tables.RELEASES.c.position)
         return [_signed(row) for row in self._connection.scalars(query)]
 
 
@@ -139,28 +134,30 @@ class SealedRecords(Part):
         """Add the key of a blob; both blobs have their rows. Equal bytes need one only."""
         if self.find(blob.ref.sha256) is None:
             values = {"sha256": blob.ref.sha256, "sealed_sha256": blob.sealed.sha256, "key": blob.key.hex()}
-            self._connection.execute(insert(SEALED_BLOBS).values(**values))
+            self._connection.execute(insert(tables.SEALED_BLOBS).values(**values))
 
     def find(self, sha256: str) -> SealedBlob | None:
         """The sealed form of a blob, if it has one."""
-        query = select(SEALED_BLOBS.c.key, BLOBS.c.sha256, BLOBS.c.size)
-        query = query.join(BLOBS, SEALED_BLOBS.c.sealed_sha256 == BLOBS.c.sha256)
-        row = self._connection.execute(query.where(SEALED_BLOBS.c.sha256 == sha256)).one_or_none()
+        query = select(tables.SEALED_BLOBS.c.key, tables.BLOBS.c.sha256, tables.BLOBS.c.size)
+        query = query.join(tables.BLOBS, tables.SEALED_BLOBS.c.sealed_sha256 == tables.BLOBS.c.sha256)
+        row = self._connection.execute(query.where(tables.SEALED_BLOBS.c.sha256 == sha256)).one_or_none()
         if row is None:
             return None
-        size = self._connection.scalar(select(BLOBS.c.size).where(BLOBS.c.sha256 == sha256)) or 0
+        size = self._connection.scalar(select(tables.BLOBS.c.size).where(tables.BLOBS.c.sha256 == sha256)) or 0
         return SealedBlob(BlobRef(sha256, size), BlobRef(row.sha256, row.size), bytes.fromhex(row.key))
 
     def names(self) -> list[str]:
         """The digests of all blobs that have a sealed form."""
-        return list(self._connection.scalars(select(SEALED_BLOBS.c.sha256)))
+        return list(self._connection.scalars(select(tables.SEALED_BLOBS.c.sha256)))
 
     def forget(self, names: Collection[str]) -> None:
         """Remove the keys of blobs that are stored in plain; note the time at the sealed ones."""
-        these = SEALED_BLOBS.c.sha256.in_(names)
-        sealed = select(SEALED_BLOBS.c.sealed_sha256).where(these)
-        self._connection.execute(update(BLOBS).where(BLOBS.c.sha256.in_(sealed)).values(unneeded_at=self.at))
-        self._connection.execute(delete(SEALED_BLOBS).where(these))
+        these = tables.SEALED_BLOBS.c.sha256.in_(names)
+        sealed = select(tables.SEALED_BLOBS.c.sealed_sha256).where(these)
+        self._connection.execute(
+            update(tables.BLOBS).where(tables.BLOBS.c.sha256.in_(sealed)).values(unneeded_at=self.at)
+        )
+        self._connection.execute(delete(tables.SEALED_BLOBS).where(these))
 
 
 class GarbageRecords(Part):
@@ -168,37 +165,47 @@ class GarbageRecords(Part):
 
     def known_blobs(self, names: Collection[str]) -> set[str]:
         """Those of `names` that are blobs with a row; until the transaction ends no other one adds or removes any."""
-        self._lock_writers(BLOBS)
-        return set(self._connection.scalars(select(BLOBS.c.sha256).where(BLOBS.c.sha256.in_(names))))
+        self._lock_writers(tables.BLOBS)
+        return set(self._connection.scalars(select(tables.BLOBS.c.sha256).where(tables.BLOBS.c.sha256.in_(names))))
 
     def rounds_with_models(self, task_id: str) -> list[int]:
         """The committed rounds whose models are kept."""
-        kept = (ROUNDS.c.task == task_id) & ROUNDS.c.checkpoint_sha256.is_not(None)
-        return list(self._connection.scalars(select(ROUNDS.c.number).where(kept)))
+        kept = (tables.ROUNDS.c.task == task_id) & tables.ROUNDS.c.checkpoint_sha256.is_not(None)
+        return list(self._connection.scalars(select(tables.ROUNDS.c.number).where(kept)))
 
     def models_in_use(self, task_id: str) -> set[int]:
         """The rounds from whose models open assignments start; 0 is the start."""
-        open_ = (ROUNDS.c.task == task_id) & (ASSIGNMENTS.c.state == AssignmentState.ASSIGNED)
-        drawn = select(ROUNDS.c.number).join(ASSIGNMENTS).where(open_).distinct()
+        open_ = (tables.ROUNDS.c.task == task_id) & (tables.ASSIGNMENTS.c.state == AssignmentState.ASSIGNED)
+        drawn = select(tables.ROUNDS.c.number).join(tables.ASSIGNMENTS).where(open_).distinct()
         return {number - 1 for number in self._connection.scalars(drawn)}
 
     def forget_models(self, task_id: str, numbers: Collection[int]) -> None:
         """Remove the models of committed rounds; note the time at blobs that no row points at any more."""
-        self._lock_writers(BLOBS)
-        of_rounds = (ROUNDS.c.task == task_id) & ROUNDS.c.number.in_(numbers) & ROUNDS.c.checkpoint_sha256.is_not(None)
-        models = self._connection.execute(select(ROUNDS.c.state_sha256, ROUNDS.c.checkpoint_sha256).where(of_rounds))
+        self._lock_writers(tables.BLOBS)
+        of_rounds = (
+            (tables.ROUNDS.c.task == task_id)
+            & tables.ROUNDS.c.number.in_(numbers)
+            & tables.ROUNDS.c.checkpoint_sha256.is_not(None)
+        )
+        models = self._connection.execute(
+            select(tables.ROUNDS.c.state_sha256, tables.ROUNDS.c.checkpoint_sha256).where(of_rounds)
+        )
         let_go = {digest for row in models for digest in row}
-        self._connection.execute(update(ROUNDS).where(of_rounds).values(state_sha256=None, checkpoint_sha256=None))
-        pointers = [key.parent for table in METADATA.tables.values() for key in table.foreign_keys]
-        pointers = [column for column in pointers if column.references(BLOBS.c.sha256)]
-        needed = [BLOBS.c.sha256.in_(select(column).where(column.is_not(None))) for column in pointers]
-        gone = BLOBS.c.sha256.in_(let_go) & ~or_(*needed)
-        self._connection.execute(update(BLOBS).where(gone).values(unneeded_at=self.at))
+        self._connection.execute(
+            update(tables.ROUNDS).where(of_rounds).values(state_sha256=None, checkpoint_sha256=None)
+        )
+        pointers = [key.parent for table in tables.METADATA.tables.values() for key in table.foreign_keys]
+        pointers = [column for column in pointers if column.references(tables.BLOBS.c.sha256)]
+        needed = [tables.BLOBS.c.sha256.in_(select(column).where(column.is_not(None))) for column in pointers]
+        gone = tables.BLOBS.c.sha256.in_(let_go) & ~or_(*needed)
+        self._connection.execute(update(tables.BLOBS).where(gone).values(unneeded_at=self.at))
 
     def forget_blobs(self, age_s: float) -> int:
         """Remove the rows of blobs at which nothing has pointed for that long; answers how many."""
-        self._lock_writers(BLOBS)
-        return self._connection.execute(delete(BLOBS).where(BLOBS.c.unneeded_at < self.at - age_s)).rowcount
+        self._lock_writers(tables.BLOBS)
+        return self._connection.execute(
+            delete(tables.BLOBS).where(tables.BLOBS.c.unneeded_at < self.at - age_s)
+        ).rowcount
 
     def rounds_with_cohorts(self, task_id: str, age_s: float, within: int) -> list[int]:
         """Row ids of rounds that ended over `age_s` ago, whose assignments are still there.
@@ -206,24 +213,28 @@ class GarbageRecords(Part):
         The last `within` committed rounds of the task, and all later ones, are not among them. Nor are those with an
         assignment that is open.
         """
-        of_task = ROUNDS.c.task == task_id
-        committed = select(func.max(ROUNDS.c.number)).where(of_task & (ROUNDS.c.state == RoundState.COMMITTED))
+        of_task = tables.ROUNDS.c.task == task_id
+        committed = select(func.max(tables.ROUNDS.c.number)).where(
+            of_task & (tables.ROUNDS.c.state == RoundState.COMMITTED)
+        )
         last = self._connection.scalar(committed) or 0
-        old = of_task & (ROUNDS.c.ended_at < self.at - age_s) & (ROUNDS.c.number <= last - within)
-        here = ASSIGNMENTS.c.round == ROUNDS.c.id
-        over = exists().where(here) & ~exists().where(here & (ASSIGNMENTS.c.state == AssignmentState.ASSIGNED))
-        return list(self._connection.scalars(select(ROUNDS.c.id).where(old & over).order_by(ROUNDS.c.id)))
+        old = of_task & (tables.ROUNDS.c.ended_at < self.at - age_s) & (tables.ROUNDS.c.number <= last - within)
+        here = tables.ASSIGNMENTS.c.round == tables.ROUNDS.c.id
+        over = exists().where(here) & ~exists().where(here & (tables.ASSIGNMENTS.c.state == AssignmentState.ASSIGNED))
+        return list(self._connection.scalars(select(tables.ROUNDS.c.id).where(old & over).order_by(tables.ROUNDS.c.id)))
 
     def forget_cohort(self, round_id: int) -> int:
         """Remove a round's assignments with their reports and transitions; answers how many assignments."""
-        ids = select(ASSIGNMENTS.c.id).where(ASSIGNMENTS.c.round == round_id)
-        of_them = (TRANSITIONS.c.entity == "assignment") & TRANSITIONS.c.entity_id.in_(ids)
-        self._connection.execute(delete(TRANSITIONS).where(of_them))
-        self._connection.execute(delete(REPORTS).where(REPORTS.c.assignment.in_(ids)))
-        return self._connection.execute(delete(ASSIGNMENTS).where(ASSIGNMENTS.c.round == round_id)).rowcount
+        ids = select(tables.ASSIGNMENTS.c.id).where(tables.ASSIGNMENTS.c.round == round_id)
+        of_them = (tables.TRANSITIONS.c.entity == "assignment") & tables.TRANSITIONS.c.entity_id.in_(ids)
+        self._connection.execute(delete(tables.TRANSITIONS).where(of_them))
+        self._connection.execute(delete(tables.REPORTS).where(tables.REPORTS.c.assignment.in_(ids)))
+        return self._connection.execute(
+            delete(tables.ASSIGNMENTS).where(tables.ASSIGNMENTS.c.round == round_id)
+        ).rowcount
 
 
-_VALUE = select(IDENTITY.c.value).where(IDENTITY.c.name == bindparam("key"))
+_VALUE = select(tables.IDENTITY.c.value).where(tables.IDENTITY.c.name == bindparam("key"))
 
 
 class IdentityRecords(Part):
@@ -236,16 +247,21 @@ class IdentityRecords(Part):
     def get(self, name: str) -> str | None:
         """A value; None before there is one."""
         if self._writing:
-            self._lock_writers(IDENTITY)
+            self._lock_writers(tables.IDENTITY)
         value: str | None = self._connection.scalar(_VALUE, {"key": name})
         return value
 
     def names_blobs(self) -> bool:
         """Whether the database names any blob."""
-        return self._connection.scalar(select(BLOBS.c.sha256).limit(1)) is not None
+        return self._connection.scalar(select(tables.BLOBS.c.sha256).limit(1)) is not None
 
     def put(self, name: str, value: str) -> None:
         """Write a value in place of the one before."""
-        self._lock_writers(IDENTITY)
-        if self._connection.execute(update(IDENTITY).where(IDENTITY.c.name == name).values(value=value)).rowcount == 0:
-            self._connection.execute(insert(IDENTITY).values(name=name, value=value))
+        self._lock_writers(tables.IDENTITY)
+        if (
+            self._connection.execute(
+                update(tables.IDENTITY).where(tables.IDENTITY.c.name == name).values(value=value)
+            ).rowcount
+            == 0
+        ):
+            self._connection.execute(insert(tables.IDENTITY).values(name=name, value=value))

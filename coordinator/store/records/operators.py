@@ -15,23 +15,13 @@ from coordinator.rules.budget import Counted, PopulationBudget
 from coordinator.rules.entities import LiveRound, Task, Token
 from coordinator.rules.progress import LastAttempt, Observation, TaskStatus
 from coordinator.rules.states import RoundState
+from coordinator.store import tables
 from coordinator.store.records.rows import ENDED, Part, reader, task_of
 from coordinator.store.starting import start_of
-from coordinator.store.tables import (
-    ALERTS,
-    AUDIT,
-    BUDGETS,
-    ENDED_SESSIONS,
-    LEDGER,
-    OBSERVATIONS,
-    POPULATIONS,
-    REPLICAS,
-    ROUNDS,
-    TASKS,
-    TOKENS,
-)
 
-_ALERTS = select(ALERTS, TASKS.c.population, TASKS.c.name.label("task_name")).outerjoin(TASKS)
+_ALERTS = select(tables.ALERTS, tables.TASKS.c.population, tables.TASKS.c.name.label("task_name")).outerjoin(
+    tables.TASKS
+)
 _alert, _entry, _budget, _token = reader(Alert), reader(AuditEntry), reader(PopulationBudget), reader(Token)
 _observation, _attempt = reader(Observation), reader(LastAttempt)
 
@@ -41,17 +31,17 @@ class AlertRecords(Part):
 
     def watcher(self) -> Watcher | None:
         """The replica that evaluates alerts; None while there is no population. Stays so until a writer ends."""
-        columns = (POPULATIONS.c.name, REPLICAS.c.id, REPLICAS.c.seen_at)
-        query = select(*columns).outerjoin(REPLICAS, POPULATIONS.c.holder == REPLICAS.c.id)
-        query = query.order_by(POPULATIONS.c.created_at, POPULATIONS.c.name).limit(1)
+        columns = (tables.POPULATIONS.c.name, tables.REPLICAS.c.id, tables.REPLICAS.c.seen_at)
+        query = select(*columns).outerjoin(tables.REPLICAS, tables.POPULATIONS.c.holder == tables.REPLICAS.c.id)
+        query = query.order_by(tables.POPULATIONS.c.created_at, tables.POPULATIONS.c.name).limit(1)
         if self._writing:
-            query = query.with_for_update(read=True, of=POPULATIONS)
+            query = query.with_for_update(read=True, of=tables.POPULATIONS)
         row = self._connection.execute(query).one_or_none()
         return None if row is None else Watcher(*row)
 
     def open(self) -> list[Alert]:
         """Alerts that were not cleared, the newest first."""
-        return self._read(_ALERTS.where(ALERTS.c.cleared_at.is_(None)))
+        return self._read(_ALERTS.where(tables.ALERTS.c.cleared_at.is_(None)))
 
     def listed(self, limit: int) -> list[Alert]:
         """What people see: that nobody evaluates alerts, if so, then open ones, then cleared ones, the newest first."""
@@ -60,9 +50,12 @@ class AlertRecords(Part):
     def due(self, limit: int) -> list[AlertEvent]:
         """The first events of which the webhook is still to be told, in order of time."""
         timed: list[tuple[float, AlertEvent]] = []
-        raised, cleared = (ALERTS.c.raised_due, ALERTS.c.raised_at), (ALERTS.c.cleared_due, ALERTS.c.cleared_at)
+        raised, cleared = (
+            (tables.ALERTS.c.raised_due, tables.ALERTS.c.raised_at),
+            (tables.ALERTS.c.cleared_due, tables.ALERTS.c.cleared_at),
+        )
         for is_cleared, (due, at) in enumerate((raised, cleared)):
-            rows = self._connection.execute(_ALERTS.where(due).order_by(at, ALERTS.c.id).limit(limit))
+            rows = self._connection.execute(_ALERTS.where(due).order_by(at, tables.ALERTS.c.id).limit(limit))
             timed += [(getattr(row, at.name), AlertEvent(_alert(row), cleared=bool(is_cleared))) for row in rows]
         return [event for _, event in sorted(timed, key=lambda pair: pair[0])][:limit]
 
@@ -77,33 +70,33 @@ class AlertRecords(Part):
             "text": found.text,
         }
         values |= {"remedy": found.remedy, "raised_at": self.at, "raised_due": due, "cleared_due": False}
-        self._connection.execute(insert(ALERTS), values)
+        self._connection.execute(insert(tables.ALERTS), values)
 
     def clear(self, alert: Alert, *, due: bool) -> None:
         """Clear an open alert: not before it was raised, perhaps by a replica whose clock is ahead."""
-        this = update(ALERTS).where(ALERTS.c.id == alert.id)
+        this = update(tables.ALERTS).where(tables.ALERTS.c.id == alert.id)
         self._connection.execute(this.values(cleared_at=max(self.at, alert.raised_at), cleared_due=due))
 
     def has_old(self, kept_s: float) -> bool:
         """Whether an alert was cleared longer ago than that."""
-        old = select(ALERTS.c.id).where(ALERTS.c.cleared_at < self.at - kept_s).limit(1)
+        old = select(tables.ALERTS.c.id).where(tables.ALERTS.c.cleared_at < self.at - kept_s).limit(1)
         return self._connection.scalar(old) is not None
 
     def delete_old(self, kept_s: float) -> None:
         """Delete alerts that were cleared longer ago than that, whether or not the webhook was told."""
-        self._connection.execute(delete(ALERTS).where(ALERTS.c.cleared_at < self.at - kept_s))
+        self._connection.execute(delete(tables.ALERTS).where(tables.ALERTS.c.cleared_at < self.at - kept_s))
 
     def delivered(self, event: AlertEvent) -> None:
         """Write that the webhook was told."""
         told = {"cleared_due" if event.cleared else "raised_due": False}
-        self._connection.execute(update(ALERTS).where(ALERTS.c.id == event.alert.id).values(**told))
+        self._connection.execute(update(tables.ALERTS).where(tables.ALERTS.c.id == event.alert.id).values(**told))
 
     def _read(self, query: Select[Any]) -> list[Alert]:
-        order = (ALERTS.c.cleared_at.is_not(None), ALERTS.c.raised_at.desc(), ALERTS.c.id)
+        order = (tables.ALERTS.c.cleared_at.is_not(None), tables.ALERTS.c.raised_at.desc(), tables.ALERTS.c.id)
         return self._all(_alert, query.order_by(*order))
 
 
-_LAST = select(func.max(AUDIT.c.number))
+_LAST = select(func.max(tables.AUDIT.c.number))
 _MOST = 1000
 """Entries in one answer."""
 
@@ -113,14 +106,14 @@ class AuditRecords(Part):
 
     def append(self, actor: str, action: Action, subject: str, detail: str = "") -> None:
         """Add an entry. The last thing in a transaction: other writers of the log wait for its end."""
-        self._lock_writers(AUDIT)
-        query = select(AUDIT.c.number, AUDIT.c.sha256).order_by(AUDIT.c.number.desc()).limit(1)
+        self._lock_writers(tables.AUDIT)
+        query = select(tables.AUDIT.c.number, tables.AUDIT.c.sha256).order_by(tables.AUDIT.c.number.desc()).limit(1)
         number, previous = self._connection.execute(query).one_or_none() or (0, "")
         entry = AuditEntry(
             number=number + 1, at=self.at, actor=actor, action=action.value, subject=subject, detail=detail, sha256=""
         )
         entry = replace(entry, sha256=entry.chained(previous))
-        self._connection.execute(insert(AUDIT).values(**asdict(entry)))
+        self._connection.execute(insert(tables.AUDIT).values(**asdict(entry)))
 
     def last(self) -> int:
         """The number of the last entry; 0 for none."""
@@ -128,17 +121,21 @@ class AuditRecords(Part):
 
     def entries(self, after: int | None, limit: int) -> list[AuditEntry]:
         """The first `limit` entries after that number, or the last ones; in order, at most a thousand."""
-        query = select(AUDIT).order_by(AUDIT.c.number.desc())
+        query = select(tables.AUDIT).order_by(tables.AUDIT.c.number.desc())
         if after is not None:
-            query = select(AUDIT).where(AUDIT.c.number > after).order_by(AUDIT.c.number)
+            query = select(tables.AUDIT).where(tables.AUDIT.c.number > after).order_by(tables.AUDIT.c.number)
         entries = self._all(_entry, query.limit(min(limit, _MOST)))
         return entries if after is not None else entries[::-1]
 
     def about_devices(self, after: int) -> list[tuple[str, Action]]:
         """The devices that were revoked or allowed again after that entry, in order."""
         actions = (Action.DEVICE_REVOKED, Action.DEVICE_ALLOWED)
-        query = select(AUDIT.c.subject, AUDIT.c.action).where((AUDIT.c.number > after) & AUDIT.c.action.in_(actions))
-        return [(row.subject, Action(row.action)) for row in self._connection.execute(query.order_by(AUDIT.c.number))]
+        query = select(tables.AUDIT.c.subject, tables.AUDIT.c.action).where(
+            (tables.AUDIT.c.number > after) & tables.AUDIT.c.action.in_(actions)
+        )
+        return [
+            (row.subject, Action(row.action)) for row in self._connection.execute(query.order_by(tables.AUDIT.c.number))
+        ]
 
 
 class BudgetRecords(Part):
@@ -149,32 +146,44 @@ class BudgetRecords(Part):
 
         Lock first, then read: what was read before may have changed.
         """
-        self._lock_writers(BUDGETS)
+        self._lock_writers(tables.BUDGETS)
 
     def of(self, population: str) -> PopulationBudget | None:
         """The budget of a population; None without one."""
-        return self._one(_budget, select(BUDGETS).where(BUDGETS.c.population == population))
+        return self._one(_budget, select(tables.BUDGETS).where(tables.BUDGETS.c.population == population))
 
     def set(self, population: str, budget: PopulationBudget | None) -> None:
         """Set the budget of a population, or remove it."""
         if budget is None:
-            self._connection.execute(delete(BUDGETS).where(BUDGETS.c.population == population))
+            self._connection.execute(delete(tables.BUDGETS).where(tables.BUDGETS.c.population == population))
             return
         values = asdict(budget)
-        add = self._insert_unless(BUDGETS).on_conflict_do_update(index_elements=[BUDGETS.c.population], set_=values)
+        add = self._insert_unless(tables.BUDGETS).on_conflict_do_update(
+            index_elements=[tables.BUDGETS.c.population], set_=values
+        )
         self._connection.execute(add, {"population": population, **values})
 
     def counted(self, population: str) -> list[Counted]:
         """Every task of a population with what counts of it, oldest first."""
-        of_population = TASKS.c.population == population
+        of_population = tables.TASKS.c.population == population
         # Tasks first: a round that ends meanwhile is then counted twice at worst, as one to come and as one that left.
-        tasks = self._all(task_of, select(TASKS).where(of_population).order_by(TASKS.c.created_at, TASKS.c.id))
-        committed = func.max(case((ROUNDS.c.state == RoundState.COMMITTED, ROUNDS.c.number), else_=0))
-        live = func.max(case((ROUNDS.c.state.in_(ENDED), 0), else_=1))
-        query = select(ROUNDS.c.task, committed, live).join(TASKS).where(of_population).group_by(ROUNDS.c.task)
+        tasks = self._all(
+            task_of, select(tables.TASKS).where(of_population).order_by(tables.TASKS.c.created_at, tables.TASKS.c.id)
+        )
+        committed = func.max(case((tables.ROUNDS.c.state == RoundState.COMMITTED, tables.ROUNDS.c.number), else_=0))
+        live = func.max(case((tables.ROUNDS.c.state.in_(ENDED), 0), else_=1))
+        query = (
+            select(tables.ROUNDS.c.task, committed, live)
+            .join(tables.TASKS)
+            .where(of_population)
+            .group_by(tables.ROUNDS.c.task)
+        )
         rounds = {task: (number, bool(runs)) for task, number, runs in self._connection.execute(query)}
         query = (
-            select(LEDGER.c.task, func.count().label("rows")).join(TASKS).where(of_population).group_by(LEDGER.c.task)
+            select(tables.LEDGER.c.task, func.count().label("rows"))
+            .join(tables.TASKS)
+            .where(of_population)
+            .group_by(tables.LEDGER.c.task)
         )
         rows: dict[str, int] = {row.task: row.rows for row in self._connection.execute(query)}
         return [Counted(task, *rounds.get(task.id, (0, False)), rows.get(task.id, 0)) for task in tasks]
@@ -185,30 +194,32 @@ class TokenRecords(Part):
 
     def add(self, token: Token, sha256: str) -> None:
         """Write a token, by the hash of its secret."""
-        self._connection.execute(insert(TOKENS).values(**asdict(token), sha256=sha256))
+        self._connection.execute(insert(tables.TOKENS).values(**asdict(token), sha256=sha256))
 
     def find(self, token_id: str) -> tuple[Token, str] | None:
         """A token and the hash of its secret."""
-        return self._one(_with_hash, select(TOKENS).where(TOKENS.c.id == token_id))
+        return self._one(_with_hash, select(tables.TOKENS).where(tables.TOKENS.c.id == token_id))
 
     def all(self) -> list[tuple[Token, str]]:
         """Every token, oldest first."""
-        return self._all(_with_hash, select(TOKENS).order_by(TOKENS.c.created_at, TOKENS.c.id))
+        return self._all(_with_hash, select(tables.TOKENS).order_by(tables.TOKENS.c.created_at, tables.TOKENS.c.id))
 
     def revoke(self, token_id: str) -> bool:
         """Revoke a token, unless it is revoked already; whether that changed anything."""
-        still_good = (TOKENS.c.id == token_id) & TOKENS.c.revoked_at.is_(None)
-        return self._connection.execute(update(TOKENS).where(still_good).values(revoked_at=self.at)).rowcount == 1
+        still_good = (tables.TOKENS.c.id == token_id) & tables.TOKENS.c.revoked_at.is_(None)
+        return (
+            self._connection.execute(update(tables.TOKENS).where(still_good).values(revoked_at=self.at)).rowcount == 1
+        )
 
     def end_session(self, session: str, expires_at: float) -> None:
         """Note that a web session is over, and forget those that expired since; again is the same as once."""
-        self._connection.execute(delete(ENDED_SESSIONS).where(ENDED_SESSIONS.c.expires_at <= self.at))
-        ended = self._insert_unless(ENDED_SESSIONS).values(session=session, expires_at=expires_at)
+        self._connection.execute(delete(tables.ENDED_SESSIONS).where(tables.ENDED_SESSIONS.c.expires_at <= self.at))
+        ended = self._insert_unless(tables.ENDED_SESSIONS).values(session=session, expires_at=expires_at)
         self._connection.execute(ended.on_conflict_do_nothing())
 
     def has_ended(self, session: str) -> bool:
         """Whether a web session was ended before its time."""
-        return bool(self._connection.scalar(select(exists().where(ENDED_SESSIONS.c.session == session))))
+        return bool(self._connection.scalar(select(exists().where(tables.ENDED_SESSIONS.c.session == session))))
 
 
 def _with_hash(row: Row[Any]) -> tuple[Token, str]:
@@ -221,14 +232,14 @@ class ObservationRecords(Part):
     def write(self, task: str, replica: str, seen: Observation) -> None:
         """Write a driver's observation of a task in place of the last one; times are in seconds since 1970."""
         values = {"replica": replica, **asdict(seen)}
-        changed = update(OBSERVATIONS).where(OBSERVATIONS.c.task == task)
-        more = {"version": OBSERVATIONS.c.version + 1}
+        changed = update(tables.OBSERVATIONS).where(tables.OBSERVATIONS.c.task == task)
+        more = {"version": tables.OBSERVATIONS.c.version + 1}
         if not self._connection.execute(changed.values(**values, **more)).rowcount:
-            self._connection.execute(insert(OBSERVATIONS).values(task=task, version=1, **values))
+            self._connection.execute(insert(tables.OBSERVATIONS).values(task=task, version=1, **values))
 
     def version(self) -> int:
         """A number that changes whenever something is written."""
-        return self._connection.scalar(select(func.sum(OBSERVATIONS.c.version))) or 0
+        return self._connection.scalar(select(func.sum(tables.OBSERVATIONS.c.version))) or 0
 
     def situations(self, tasks: Sequence[Task], live: Iterable[LiveRound]) -> list[TaskStatus]:
         """The situations of these tasks. live: the rounds that have not ended, of a task in their order."""
@@ -255,26 +266,28 @@ class ObservationRecords(Part):
         return statuses
 
     def _committed(self, tasks: Sequence[str]) -> dict[str, int]:
-        done = ROUNDS.c.task.in_(tasks) & (ROUNDS.c.state == RoundState.COMMITTED)
-        query = select(ROUNDS.c.task, func.max(ROUNDS.c.number)).where(done).group_by(ROUNDS.c.task)
+        done = tables.ROUNDS.c.task.in_(tasks) & (tables.ROUNDS.c.state == RoundState.COMMITTED)
+        query = (
+            select(tables.ROUNDS.c.task, func.max(tables.ROUNDS.c.number)).where(done).group_by(tables.ROUNDS.c.task)
+        )
         return {row[0]: row[1] for row in self._connection.execute(query)}
 
     def _ended(self, tasks: Sequence[str]) -> dict[str, LastAttempt]:
         """The last ended attempt of each task."""
-        ended = ROUNDS.c.task.in_(tasks) & ROUNDS.c.ended_at.is_not(None)
-        newest = select(func.max(ROUNDS.c.id)).where(ended).group_by(ROUNDS.c.task)
-        query = select(ROUNDS.c.task, ROUNDS.c.number, ROUNDS.c.reason, ROUNDS.c.ended_at).where(
-            ROUNDS.c.id.in_(newest)
-        )
+        ended = tables.ROUNDS.c.task.in_(tasks) & tables.ROUNDS.c.ended_at.is_not(None)
+        newest = select(func.max(tables.ROUNDS.c.id)).where(ended).group_by(tables.ROUNDS.c.task)
+        query = select(
+            tables.ROUNDS.c.task, tables.ROUNDS.c.number, tables.ROUNDS.c.reason, tables.ROUNDS.c.ended_at
+        ).where(tables.ROUNDS.c.id.in_(newest))
         return {row.task: _attempt(row) for row in self._connection.execute(query)}
 
     def _drivers(self) -> dict[str, tuple[str, float]]:
         """The replica that drives each population, and the time of its last beat."""
-        query = select(POPULATIONS.c.name, REPLICAS.c.id, REPLICAS.c.seen_at)
-        present = query.join(REPLICAS, POPULATIONS.c.holder == REPLICAS.c.id)
+        query = select(tables.POPULATIONS.c.name, tables.REPLICAS.c.id, tables.REPLICAS.c.seen_at)
+        present = query.join(tables.REPLICAS, tables.POPULATIONS.c.holder == tables.REPLICAS.c.id)
         return {name: (replica, seen_at) for name, replica, seen_at in self._connection.execute(present)}
 
     def _observed(self, tasks: Sequence[str]) -> dict[tuple[str, str | None], Observation]:
         """The observation of each task by each replica."""
-        rows = self._connection.execute(select(OBSERVATIONS).where(OBSERVATIONS.c.task.in_(tasks)))
+        rows = self._connection.execute(select(tables.OBSERVATIONS).where(tables.OBSERVATIONS.c.task.in_(tasks)))
         return {(row.task, row.replica): _observation(row) for row in rows}

@@ -17,9 +17,7 @@ from coordinator.rules.evaluated import rounds_after
 from coordinator.rules.progress import Progress, explain
 from coordinator.rules.rounds import Round
 from coordinator.rules.states import AssignmentState, LeftOut, RoundState, TaskState, move
-from coordinator.store.records import models as model_rows
-from coordinator.store.records import operators
-from coordinator.store.records import rounds as round_rows
+from coordinator.store.records import models as model_rows, operators, rounds as round_rows
 from coordinator.store.records.devices import DeviceRecords, LeaseRecords, NoticeRecords, SessionCountRecords
 from coordinator.store.records.overview import OverviewRecords
 from coordinator.store.records.rows import (

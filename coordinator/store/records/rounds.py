@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from collections.abc import Set as AbstractSet
+from collections.abc import Iterable, Set as AbstractSet
 
 import msgspec
 from sqlalchemy import ColumnElement, Select, String, case, cast, func, insert, select, union
