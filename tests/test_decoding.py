@@ -79,10 +79,11 @@ def left_outside(source):
 
 
 def test_types_are_described_in_one_home_and_at_import_alone():
-    # `checked` is a decorator, so its inside runs at import too.
+    # `checked` is a decorator and `reader` fills constants, so their insides run at import too.
     found = {place: list(left_outside(text)) for place, text in sources() if place != HOME}
     assert len(found) > 200
-    assert found.pop("fedcore/validation.py") != []
+    for place in ("fedcore/validation.py", "coordinator/store/records/rows.py"):
+        assert found.pop(place) != []
     assert {place: lines for place, lines in found.items() if lines} == {}
 
 

@@ -227,7 +227,7 @@ def stale(folder):
 
 
 @pytest.mark.parametrize("bits", [32, 8])
-def test_adapters_are_written_for_the_folder_that_they_were_trained_on_alone(bits, tmp_path):
+def test_adapters_are_written_only_for_the_folder_they_were_trained_on(bits, tmp_path):
     folder, _ = folder_of(tmp_path / "bert")
     given = Pretrained(str(folder), tokens=8, bits=bits, freeze_a=True)
     model = Model(spec_of(given), seed=3)

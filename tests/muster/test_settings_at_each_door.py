@@ -102,14 +102,13 @@ FEDERATED = SIMULATED | {
     "compress": "rotation",
     "seed": 5,
     "schedule": CLEAR["schedule"],
-    "same_cohort": True,
     "privacy": {"epsilon": 8.0, "delta": 1e-6, "mechanism": "banded", "min_separation_rounds": 3, "bands": 2},
 }
-SAMPLED = SIMULATED | {"privacy": {"noise_multiplier": 3.5, "delta": 1e-6, "poisson": True}}
+SAMPLED = SIMULATED | {"cohort": 20, "privacy": {"noise_multiplier": 3.5, "delta": 1e-6, "poisson": True}}
 SUMMED = SIMULATED | {"secagg": MASKED["secagg"], "compress": "rotation,subsample=0.5"}
 POOLED = SIMULATED | {"baseline": "pooled"}
 PERSONAL = SIMULATED | {"algorithm": "fedper", "local": "*.bias", "own_examples": True}
-TUNED = SIMULATED | {"own_examples": True, "fine_tune": 3}
+TUNED = SIMULATED | {"own_examples": True, "fine_tune": 3, "same_cohort": True}
 REFUSED_BY_THE_ALGORITHM = {"same_cohort": True, "clients": 12}
 OF_ANOTHER_TASK = {"starts_from": "nope@3"}
 NO_TEXT = {"text": 3, "path": 3, "mapping": 3, "part": 3}
