@@ -33,7 +33,7 @@ from export.parity import certify
 from export.predict import build_predict
 from export.purity import EXAMPLES, check_pure
 from export.trial_examples import check_ranges, cost_of_bits, draw_examples
-from fedcore import plan as edge
+from fedcore import plan as plans
 from fedcore.algorithms import name_of, settings_of
 from fedcore.algorithms.algorithm import Algorithm, State, Trip, keeps_client_state, ranges_of, trips_of
 from fedcore.algorithms.check import check
@@ -169,14 +169,14 @@ def _build_trip(model: Model, algorithm: Algorithm, trip: Trip, state: State, wr
     asks = algorithm.family == QUESTION
     if keeps_client_state(algorithm):
         first = functools.partial(capture_first, algorithm, Received(broadcast, {}))
-        kept = writer.write(edge.FIRST_KEPT, first).specs
+        kept = writer.write(plans.FIRST_KEPT, first).specs
     carries: dict[str, Sequence[VectorSpec]] = {}
     for item in trip.passes:
         received = Received(broadcast, dict(carries), kept)
-        begin = writer.write(edge.begin_graph(item.name), functools.partial(capture_begin, item, received))
+        begin = writer.write(plans.begin_graph(item.name), functools.partial(capture_begin, item, received))
         step = functools.partial(capture_step, model, item, received, begin.specs)
         ports = writer.write_step(item.name, step, item.loop.batch_size).inputs
-        noisy = any(port.name == edge.NOISE for port in ports)
+        noisy = any(port.name == plans.NOISE for port in ports)
         passes.append(PassPlan(item.name, item.loop, begin.specs, model.metrics, noisy))
         # Sums of losses would reveal what a report that is clipped for privacy hides, and those of rows what a question
         # bounds.
@@ -186,9 +186,9 @@ def _build_trip(model: Model, algorithm: Algorithm, trip: Trip, state: State, wr
     if metrics and algorithm.family != EVALUATION:
         metrics.append(LOSS_COUNTS)
     received = Received(broadcast, carries, kept)
-    report = writer.write(edge.REPORT, functools.partial(capture_report, trip, received))
+    report = writer.write(plans.REPORT, functools.partial(capture_report, trip, received))
     if keeps_client_state(algorithm):
-        writer.write(edge.NEXT_KEPT, functools.partial(capture_next, algorithm, received))
+        writer.write(plans.NEXT_KEPT, functools.partial(capture_next, algorithm, received))
     ranges = ranges_of(trip)
     segments = [Segment(spec.name, spec.size, "mean", range=ranges.get(spec.name, UNSET)) for spec in report.specs]
     return TripPlan(
@@ -235,14 +235,14 @@ class _Writer:
         """
         captured = None
         for form in self._chosen:
-            self._progress(form.name, f"trace {edge.step_graph(name)}")
+            self._progress(form.name, f"trace {plans.step_graph(name)}")
             captured = capture(batch if form.fixed_batch else None, form.table)
             read = sum(math.prod(port.shape) for port in captured.inputs if not port.batched)
             many = form.write_steps(captured) if read <= FEW_VALUES else None
             if many is None:
-                self._write(form, edge.step_graph(name), captured)
+                self._write(form, plans.step_graph(name), captured)
             else:
-                self._keep(form, edge.steps_graph(name), many)
+                self._keep(form, plans.steps_graph(name), many)
         return captured or capture(None, TABLE)
 
     def _write(self, form: Format, name: str, captured: Captured) -> None:

@@ -36,7 +36,7 @@ from export.model import Model, oracle_of
 from export.quiet import quiet
 from export.rewrites import Traceable, unhinted
 from export.trial_examples import fixed_batch
-from fedcore import plan as edge
+from fedcore import plan as plans
 from fedcore.algorithms.algorithm import Pass, StatefulAlgorithm, Trip, Vector, with_carries
 from fedcore.checkpoint import frozen_specs_of
 from fedcore.params import FrozenVector, VectorSpec
@@ -83,9 +83,9 @@ Table = Mapping[Any, Callable[..., Any]]
 """The functions to trace instead of operators, by operator."""
 # Values that a model may not change in place, by kind of input; the message names the operator and its layer.
 IN_PLACE = {
-    edge.CARRY: "its weights in forward by {}{}; only their gradient may: compute with a changed copy of them instead",
-    edge.EXAMPLE: "its inputs in place by {}{}; work on a copy",
-    edge.FROZEN: "a buffer in place by {}{}; only parameters are kept from one step to the next",
+    plans.CARRY: "its weights in forward by {}{}; only their gradient may: compute with a changed copy of them instead",
+    plans.EXAMPLE: "its inputs in place by {}{}; work on a copy",
+    plans.FROZEN: "a buffer in place by {}{}; only parameters are kept from one step to the next",
 }
 NO_CTC = (
     "ctc_loss, whose tables are as long as the targets in the data; take cross-entropy at every step, or write the sum "
@@ -233,10 +233,10 @@ def _refuse_state(node: fx.Node, changed: Any, kinds_by_input: Mapping[fx.Node, 
         changed = changed.args[0]
     if not isinstance(changed, fx.Node):
         return
-    kind = edge.FROZEN if changed.op == "get_attr" else kinds_by_input.get(changed)
+    kind = plans.FROZEN if changed.op == "get_attr" else kinds_by_input.get(changed)
     if kind is not None:
         raise InvalidModel(
-            f"the model changes {IN_PLACE.get(kind, IN_PLACE[edge.CARRY])}".format(node.target, layer_of(node))
+            f"the model changes {IN_PLACE.get(kind, IN_PLACE[plans.CARRY])}".format(node.target, layer_of(node))
         )
 
 
@@ -308,14 +308,14 @@ class Received:
     @property
     def ports(self) -> list[Port]:
         """The graph inputs for them."""
-        ports = vector_ports(edge.BROADCAST, self.broadcast) + vector_ports(edge.KEPT, self.kept)
+        ports = vector_ports(plans.BROADCAST, self.broadcast) + vector_ports(plans.KEPT, self.kept)
         for name, specs in self.carries.items():
-            ports += vector_ports(edge.final_carry(name), specs)
+            ports += vector_ports(plans.final_carry(name), specs)
         return ports
 
     def last(self, values: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
         """The carries among the values of a graph's inputs."""
-        return {name: edge.unprefixed(edge.final_carry(name), values) for name in self.carries}
+        return {name: plans.unprefixed(plans.final_carry(name), values) for name in self.carries}
 
     def of(self, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """All of them, as a pass reads them."""
@@ -324,12 +324,12 @@ class Received:
     @staticmethod
     def before(values: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The broadcast and what the device keeps, as `report` reads them."""
-        return edge.unprefixed(edge.BROADCAST, values) | edge.unprefixed(edge.KEPT, values)
+        return plans.unprefixed(plans.BROADCAST, values) | plans.unprefixed(plans.KEPT, values)
 
 
 def capture_begin(algorithm_pass: Pass, received: Received) -> Captured:
     """Graph `<pass>.begin`: received vectors in, first carry out."""
-    return capture(lambda values: edge.prefixed(edge.NEXT, algorithm_pass.begin(received.of(values))), received.ports)
+    return capture(lambda values: plans.prefixed(plans.NEXT, algorithm_pass.begin(received.of(values))), received.ports)
 
 
 def capture_step(
@@ -349,18 +349,21 @@ def capture_step(
     model = model.evaluating() if algorithm_pass.forward else model
 
     def step(values: dict[str, Tensor]) -> dict[str, Tensor]:
-        bound, fields = model.with_frozen(edge.unprefixed(edge.FROZEN, values)), edge.unprefixed(edge.EXAMPLE, values)
-        oracle = oracle_of(algorithm_pass, bound, fields, values[edge.MASK], values[edge.NOISE])
-        after = algorithm_pass.step(edge.unprefixed(edge.CARRY, values), received.of(values), oracle)
-        return edge.prefixed(edge.NEXT, after) | {edge.METRICS: oracle.sums}
+        bound, fields = (
+            model.with_frozen(plans.unprefixed(plans.FROZEN, values)),
+            plans.unprefixed(plans.EXAMPLE, values),
+        )
+        oracle = oracle_of(algorithm_pass, bound, fields, values[plans.MASK], values[plans.NOISE])
+        after = algorithm_pass.step(plans.unprefixed(plans.CARRY, values), received.of(values), oracle)
+        return plans.prefixed(plans.NEXT, after) | {plans.METRICS: oracle.sums}
 
     ports = (
-        vector_ports(edge.CARRY, carry)
+        vector_ports(plans.CARRY, carry)
         + received.ports
-        + vector_ports(edge.FROZEN, frozen_specs_of(model.frozen_vectors))
+        + vector_ports(plans.FROZEN, frozen_specs_of(model.frozen_vectors))
     )
     ports += [example_port(field) for field in model.spec.fields]
-    ports += [Port(edge.MASK, (), batched=True), Port(edge.NOISE, (), torch.int32, batched=True)]
+    ports += [Port(plans.MASK, (), batched=True), Port(plans.NOISE, (), torch.int32, batched=True)]
     layers = Layers(model.module)
     try:
         return capture(step, ports, batch, layers, table)
@@ -381,7 +384,7 @@ def capture_report(trip: Trip, received: Received) -> Captured:
 def capture_first(algorithm: StatefulAlgorithm, received: Received) -> Captured:
     """Graph `kept.first`: the first model that a device receives in, what it keeps before its first round out."""
     return capture(
-        lambda values: edge.prefixed(edge.NEXT, algorithm.init_client(received.before(values)[edge.PARAMS])),
+        lambda values: plans.prefixed(plans.NEXT, algorithm.init_client(received.before(values)[plans.PARAMS])),
         received.ports,
     )
 
@@ -389,7 +392,7 @@ def capture_first(algorithm: StatefulAlgorithm, received: Received) -> Captured:
 def capture_next(algorithm: StatefulAlgorithm, received: Received) -> Captured:
     """Graph `kept.next`: the inputs of the report in, what the device keeps from then on out."""
     return capture(
-        lambda values: edge.prefixed(edge.NEXT, algorithm.keep(received.before(values), received.last(values))),
+        lambda values: plans.prefixed(plans.NEXT, algorithm.keep(received.before(values), received.last(values))),
         received.ports,
     )
 
@@ -405,4 +408,4 @@ def _fake(mode: FakeTensorMode, port: Port, batch: int | None) -> Tensor:
 
 def example_port(field: Field) -> Port:
     """The port `example.<field>`, with a batch axis."""
-    return Port(f"{edge.EXAMPLE}.{field.name}", field.shape, getattr(torch, field.dtype), batched=True)
+    return Port(f"{plans.EXAMPLE}.{field.name}", field.shape, getattr(torch, field.dtype), batched=True)

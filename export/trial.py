@@ -20,7 +20,7 @@ from device_runtime.backends.backend import Executable
 from export.errors import DynamicControlFlow, ExportError, InvalidModel, reason
 from export.model import Model, copied, oracle_of
 from export.trial_examples import draw_examples, fixed_batch, put_ends
-from fedcore import plan as edge
+from fedcore import plan as plans
 from fedcore.algorithms.algorithm import Algorithm, Trip, keeps_client_state, trips_of, with_carries
 from fedcore.algorithms.fitting import for_model
 from fedcore.params import Float32
@@ -70,8 +70,8 @@ class TrialOutcome:
 
     def last(self, name: str) -> Arrays:
         """The last carry of a pass, with the metrics of all its steps."""
-        sums = np.sum([carry[edge.METRICS] for carry in self.trails[name]], axis=0)
-        return self.trails[name][-1] | {edge.METRICS: sums}
+        sums = np.sum([carry[plans.METRICS] for carry in self.trails[name]], axis=0)
+        return self.trails[name][-1] | {plans.METRICS: sums}
 
     def start_of(self, name: str, number: int) -> Arrays:
         """The carry from which step `number` (from 1) of a pass starts if this outcome guides it."""
@@ -115,7 +115,7 @@ class Trial:
         first = trip.init_client(torch.from_numpy(model.initial)) if keeps_client_state(trip) else {}
         kept = {name: vector.numpy().copy() for name, vector in first.items()}
         for name, vector in (broadcast | kept).items():
-            if name != edge.PARAMS:
+            if name != plans.PARAMS:
                 np.add(vector, np.abs(random.normal(0, 0.01, vector.shape)), out=vector, casting="same_kind")
         batches = {}
         for item in trip.passes:
@@ -129,7 +129,7 @@ class Trial:
 
     def steps(self, graph: str) -> int:
         """The steps after which a graph is compared; for the report, those of all passes."""
-        by_graph = {edge.step_graph(name): len(batches) for name, batches in self.batches.items()}
+        by_graph = {plans.step_graph(name): len(batches) for name, batches in self.batches.items()}
         return by_graph.get(graph, sum(by_graph.values()))
 
     def reference(
@@ -174,32 +174,32 @@ class Trial:
                     fields, run = _shaken(fields, shake), run.with_frozen(_shaken(run.frozen, shake))
                 oracle = oracle_of(item, run, fields, mask, torch.from_numpy(batch.real.noise))
                 carry = item.step(carry, received, functools.partial(_at_shaken, oracle, shake) if shake else oracle)
-                trails[item.name].append(_arrays(carry | {edge.METRICS: oracle.sums}))
+                trails[item.name].append(_arrays(carry | {plans.METRICS: oracle.sums}))
             last[item.name] = tensors_of(_vectors_of((guide.trails if guide else trails)[item.name][-1]), dtype)
-        ends = {edge.REPORT: self.trip.report(broadcast, last)}
+        ends = {plans.REPORT: self.trip.report(broadcast, last)}
         if keeps_client_state(self.trip):
             ends |= {
-                edge.FIRST_KEPT: self.trip.init_client(broadcast[edge.PARAMS]),
-                edge.NEXT_KEPT: self.trip.keep(broadcast, last),
+                plans.FIRST_KEPT: self.trip.init_client(broadcast[plans.PARAMS]),
+                plans.NEXT_KEPT: self.trip.keep(broadcast, last),
             }
         return TrialOutcome(trails, {graph: _arrays(vectors) for graph, vectors in ends.items()})
 
     def exported(self, plan: Plan, graphs: Mapping[str, Executable], guide: TrialOutcome | None = None) -> TrialOutcome:
         """The outcome of exported graphs; guide: as in `reference`."""
         received, trails = (
-            edge.prefixed(edge.BROADCAST, self.broadcast) | edge.prefixed(edge.FROZEN, self.model.frozen_vectors),
+            plans.prefixed(plans.BROADCAST, self.broadcast) | plans.prefixed(plans.FROZEN, self.model.frozen_vectors),
             {},
         )
-        received |= edge.prefixed(edge.KEPT, self.kept)
+        received |= plans.prefixed(plans.KEPT, self.kept)
         for pass_plan in plan.passes:
             trails[pass_plan.name] = self._exported_pass(pass_plan, graphs, received, guide)
             last = (guide.trails if guide else trails)[pass_plan.name][-1]
-            received |= edge.prefixed(edge.final_carry(pass_plan.name), _vectors_of(last))
-        ends = {edge.REPORT: _empty({spec.name: spec.size for spec in plan.report.means})}
-        graphs[edge.REPORT].run(received, ends[edge.REPORT])
-        for graph in (edge.FIRST_KEPT, edge.NEXT_KEPT) if plan.kept else ():
+            received |= plans.prefixed(plans.final_carry(pass_plan.name), _vectors_of(last))
+        ends = {plans.REPORT: _empty({spec.name: spec.size for spec in plan.report.means})}
+        graphs[plans.REPORT].run(received, ends[plans.REPORT])
+        for graph in (plans.FIRST_KEPT, plans.NEXT_KEPT) if plan.kept else ():
             ends[graph] = _empty({spec.name: spec.size for spec in plan.kept})
-            graphs[graph].run(received, edge.prefixed(edge.NEXT, ends[graph]))
+            graphs[graph].run(received, plans.prefixed(plans.NEXT, ends[graph]))
         return TrialOutcome(trails, ends)
 
     def _exported_pass(
@@ -207,8 +207,8 @@ class Trial:
     ) -> list[Arrays]:
         sizes, batches = {spec.name: spec.size for spec in pass_plan.carry}, self.batches[pass_plan.name]
         carry, trail = _empty(sizes), []
-        graphs[edge.begin_graph(pass_plan.name)].run(received, edge.prefixed(edge.NEXT, carry))
-        many = edge.steps_graph(pass_plan.name) in graphs
+        graphs[plans.begin_graph(pass_plan.name)].run(received, plans.prefixed(plans.NEXT, carry))
+        many = plans.steps_graph(pass_plan.name) in graphs
         count = FEW_STEPS if many and guide is None else 1
         for number, chunk in enumerate(batches[at : at + count] for at in range(0, len(batches), count)):
             if guide and number:
@@ -216,11 +216,11 @@ class Trial:
             after, metrics = _empty(sizes), np.empty((len(chunk), len(pass_plan.metrics)), np.float32)
             stacked = [_edge(batch) for batch in chunk]
             fed = {name: np.stack([batch[name] for batch in stacked]) for name in stacked[0]} if many else stacked[0]
-            inputs = received | edge.prefixed(edge.CARRY, carry) | fed
-            outputs = edge.prefixed(edge.NEXT, after) | {edge.METRICS: metrics if many else metrics[0]}
-            graphs[edge.loop_graph(graphs, pass_plan.name)].run(inputs, outputs)
+            inputs = received | plans.prefixed(plans.CARRY, carry) | fed
+            outputs = plans.prefixed(plans.NEXT, after) | {plans.METRICS: metrics if many else metrics[0]}
+            graphs[plans.loop_graph(graphs, pass_plan.name)].run(inputs, outputs)
             carry = after
-            trail.append(after | {edge.METRICS: metrics.sum(axis=0)})
+            trail.append(after | {plans.METRICS: metrics.sum(axis=0)})
         return trail
 
     def distances(
@@ -245,11 +245,11 @@ class Trial:
             last = tensors_of(_vectors_of((guide or expected).trails[item.name][-1]), torch.float32)
             received = with_carries(received, {item.name: last})
             if guide is None:
-                apart[edge.step_graph(item.name)] = distance(actual.last(item.name), expected.last(item.name), start)
+                apart[plans.step_graph(item.name)] = distance(actual.last(item.name), expected.last(item.name), start)
             else:
                 ours, theirs = actual.trails[item.name], expected.trails[item.name]
                 starts = [start, *(guide.start_of(item.name, number) for number in range(1, len(theirs)))]
-                apart[edge.step_graph(item.name)] = over(map(distance, ours, theirs, starts))
+                apart[plans.step_graph(item.name)] = over(map(distance, ours, theirs, starts))
         return apart | {graph: distance(actual.ends[graph], vectors, {}) for graph, vectors in expected.ends.items()}
 
     def _distance(self, actual: Arrays, expected: Arrays, start: Arrays, *, by_tensor: bool) -> float:
@@ -266,7 +266,7 @@ class Trial:
             error = actual[name].astype(np.float64) - vector
             whole = _norm(change)
             # The size of metric sums is unrelated to the model's.
-            model = self.broadcast["params"] * (name != edge.METRICS)
+            model = self.broadcast["params"] * (name != plans.METRICS)
             cuts: Sequence[int] = self._cuts if by_tensor and vector.size == model.size else []
             for error_t, change_t, model_t in zip(*(np.split(v, cuts) for v in (error, change, model)), strict=True):
                 floor = ROUND_OFF / TOLERANCE * _norm(model_t) + 0.01 * whole
@@ -327,7 +327,7 @@ def _batch(model: Model, size: int, real: int, random: np.random.Generator) -> B
 
 def _edge(batch: Batch) -> Arrays:
     """A batch under the names at the edge of a graph."""
-    return edge.prefixed(edge.EXAMPLE, batch.fields) | {edge.MASK: batch.mask, edge.NOISE: batch.noise}
+    return plans.prefixed(plans.EXAMPLE, batch.fields) | {plans.MASK: batch.mask, plans.NOISE: batch.noise}
 
 
 def _empty(sizes: Mapping[str, int]) -> Arrays:
@@ -335,7 +335,7 @@ def _empty(sizes: Mapping[str, int]) -> Arrays:
 
 
 def _vectors_of(carry: Arrays) -> Arrays:
-    return {name: value for name, value in carry.items() if name != edge.METRICS}
+    return {name: value for name, value in carry.items() if name != plans.METRICS}
 
 
 def tensors_of(values: Arrays, dtype: torch.dtype) -> dict[str, torch.Tensor]:

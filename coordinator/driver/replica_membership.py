@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 
 from coordinator.errors import DatabaseLocked
 from coordinator.keys import Keys
-from coordinator.rules import replicas as rules
+from coordinator.rules import replicas as replica_rules
 from coordinator.store.records.records import Records
 from coordinator.store.tasks import CoordinatorStore
 
@@ -31,7 +31,7 @@ class ReplicaConfig:
 
     lease_s: float
     drives: bool = True
-    id: str = field(default_factory=rules.new_replica_id)
+    id: str = field(default_factory=replica_rules.new_replica_id)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,9 +54,9 @@ class Membership:
         self._database = store.database
         self._config = config
         self.keys = keys
-        self._me = rules.Replica(config.id, "", beat=0, draining=False)
+        self._me = replica_rules.Replica(config.id, "", beat=0, draining=False)
         self._held: dict[str, int] = {}
-        self._beats: dict[str, rules.ObservedBeat] = {}
+        self._beats: dict[str, replica_rules.ObservedBeat] = {}
         self._next_beat = -float("inf")
         self._beat_at = -float("inf")
         self.ousted = self.superseded = False
@@ -147,13 +147,13 @@ class Membership:
         others = [replica for replica in replicas if replica.id != self.id]
         # A beat that this process could not write either says nothing of others: what stops one may stop all.
         blind = self._config.drives and now >= self._next_beat
-        self._beats = {} if blind else rules.observe_beats(self._beats, others, now)
+        self._beats = {} if blind else replica_rules.observe_beats(self._beats, others, now)
         if not self._config.drives:
             return lost
-        dead = rules.gone(self._beats, now, self._config.lease_s)
+        dead = replica_rules.gone(self._beats, now, self._config.lease_s)
         others = [replica for replica in others if replica.id not in dead]
         me = replace(self._me, draining=True) if self.ousted else self._me
-        chosen = rules.lease_changes(me, others, leases, self.held, idle)
+        chosen = replica_rules.lease_changes(me, others, leases, self.held, idle)
         before = self.held
         with _tried_again_later():
             self._give_back(chosen.give_back & idle)
@@ -202,7 +202,7 @@ class Membership:
             return
         with self._database.writing() as records:
             for population, term in self._held.items():
-                records.leases.release(rules.Lease(population, self.id, term))
+                records.leases.release(replica_rules.Lease(population, self.id, term))
             records.leases.forget(self.id)
         self._held = {}
 
@@ -221,7 +221,7 @@ class Membership:
         else:
             _LOG.warning("this replica was taken for gone, and is back")
 
-    def _take(self, chosen: rules.LeaseChanges, dead: Mapping[str, int]) -> None:
+    def _take(self, chosen: replica_rules.LeaseChanges, dead: Mapping[str, int]) -> None:
         if not chosen.take and not dead:
             return
         taken = {}
@@ -241,7 +241,7 @@ class Membership:
             return
         with self.writing() as records:
             for population in populations:
-                records.leases.release(rules.Lease(population, self.id, self._held[population]))
+                records.leases.release(replica_rules.Lease(population, self.id, self._held[population]))
         self._held = {name: term for name, term in self._held.items() if name not in populations}
 
 
@@ -256,7 +256,7 @@ def _tried_again_later() -> Iterator[None]:
         _LOG.error("a lease could not be written: %s", error)
 
 
-def _directory(replicas: list[rules.Replica], leases: list[rules.Lease]) -> Directory:
+def _directory(replicas: list[replica_rules.Replica], leases: list[replica_rules.Lease]) -> Directory:
     urls = {replica.id: replica.url for replica in replicas}
     return Directory(urls, {lease.population: lease.holder for lease in leases if lease.holder in urls})
 

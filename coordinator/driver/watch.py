@@ -33,7 +33,6 @@ from cryptography import x509
 from coordinator.errors import WebhookFailed
 from coordinator.metrics import Metrics
 from coordinator.rules import alerts
-from coordinator.rules.alerts import Alert, AlertEvent, AlertKind
 from coordinator.rules.states import TaskState
 from coordinator.settings import Settings, place_of, read_secret
 from coordinator.store.database import Database
@@ -65,7 +64,7 @@ class Webhook:
         """The webhook of these settings, which were checked; None where there is none."""
         return None if url is None or secret_file is None else cls(url, read_secret(secret_file))
 
-    async def send(self, event: AlertEvent) -> None:
+    async def send(self, event: alerts.AlertEvent) -> None:
         """Send an event, once. Raises WebhookFailed unless the receiver answers 2xx in time."""
         body, at = msgspec.json.encode(event.body), int(time.time())
         headers = {"Content-Type": "application/json", HEADER: signature(self.secret, at, body)}
@@ -91,8 +90,8 @@ def send_trial(webhook: Webhook | None) -> None:
     if webhook is None:
         raise WebhookFailed("no webhook is set: set alert_webhook and alert_webhook_secret_file")
     text = "this is a test: events of alerts arrive"
-    alert = Alert(id=secrets.token_hex(8), kind=AlertKind.TEST, text=text, raised_at=time.time())
-    asyncio.run(webhook.send(AlertEvent(alert, cleared=False)))
+    alert = alerts.Alert(id=secrets.token_hex(8), kind=alerts.AlertKind.TEST, text=text, raised_at=time.time())
+    asyncio.run(webhook.send(alerts.AlertEvent(alert, cleared=False)))
 
 
 T = TypeVar("T")

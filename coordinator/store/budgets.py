@@ -7,7 +7,7 @@ from dataclasses import replace
 from msgspec import UNSET
 
 from coordinator.errors import UnknownBlob, UnknownPopulation
-from coordinator.rules import budget as rules
+from coordinator.rules import budget as budget_rules
 from coordinator.rules.audit import Action
 from coordinator.rules.entities import Task
 from coordinator.rules.evaluated import rounds_after
@@ -18,7 +18,7 @@ from fedcore.algorithms.evaluation import EVALUATION
 from fedcore.errors import FedcoreError
 
 
-def check_budget(records: Records, new: rules.Counted) -> None:
+def check_budget(records: Records, new: budget_rules.Counted) -> None:
     """Raise BudgetExceeded if a task would exceed the budget of its population. It need not be written yet.
 
     Whoever writes it holds the budgets in the same transaction, before.
@@ -27,7 +27,7 @@ def check_budget(records: Records, new: rules.Counted) -> None:
     budget = records.budgets.of(population)
     if budget is not None:
         others = [one for one in records.budgets.counted(population) if one.task.id != new.task.id]
-        rules.check_room(budget, others, new)
+        budget_rules.check_room(budget, others, new)
 
 
 def check_rounds(records: Records, task: Task, last: int, to: int) -> None:
@@ -40,7 +40,7 @@ def check_rounds(records: Records, task: Task, last: int, to: int) -> None:
     check_budget(records, own._replace(task=replace(task, settings=settings), committed=last + 1))
 
 
-def budget_report(store: OpenedStore, records: Records, population: str) -> rules.BudgetReport:
+def budget_report(store: OpenedStore, records: Records, population: str) -> budget_rules.BudgetReport:
     """What the tasks of a population have spent, and its budget. Raises PrivacyError without an accountant."""
     _check_known(records, population)
     return _report(store, records, population)
@@ -52,15 +52,15 @@ def _check_known(records: Records, population: str) -> None:
         raise UnknownPopulation(f"there is no population {population!r}")
 
 
-def _report(store: OpenedStore, records: Records, population: str) -> rules.BudgetReport:
+def _report(store: OpenedStore, records: Records, population: str) -> budget_rules.BudgetReport:
     counted = records.budgets.counted(population)
     kinds = {one.task.id: _kind(store, one.task) for one in counted}
-    return rules.report(population, records.budgets.of(population), counted, kinds)
+    return budget_rules.report(population, records.budgets.of(population), counted, kinds)
 
 
 def change_budget(
-    store: OpenedStore, population: str, budget: rules.PopulationBudget | None, by: str
-) -> rules.BudgetReport:
+    store: OpenedStore, population: str, budget: budget_rules.PopulationBudget | None, by: str
+) -> budget_rules.BudgetReport:
     """Set the budget of a population, or remove it; answers what `budget_report` says then.
 
     Raises InvalidBudget, and UnknownPopulation when there is none to remove a budget from.
@@ -68,7 +68,9 @@ def change_budget(
     with store.database.writing() as records:
         records.budgets.hold()
         if budget is not None:
-            rules.check_lowered(rules.check_population(population), budget, records.budgets.counted(population))
+            budget_rules.check_lowered(
+                budget_rules.check_population(population), budget, records.budgets.counted(population)
+            )
             records.audit.append(by, Action.BUDGET_SET, population, budget.words)
         else:
             _check_known(records, population)

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from coordinator.rules import buffers, rounds as cohorts
+from coordinator.rules import buffers, rounds as round_rules
 from coordinator.rules.pacing import GATHER_S, Demand, RoundTimes
 from coordinator.rules.selection import UNRELIABLE_ROUNDS, Participations, draw, drawable
 from coordinator.rules.states import AssignmentState, RoundState, broken_after_s, lost_after_s
@@ -39,8 +39,8 @@ class TaskRounds:
         self.devices, self.course, self._config = devices, course, config
         self._chance = np.random.default_rng((config.seed, 2, number) if number else (config.seed, 2))
         self._source = random.Random(config.seed + number)
-        self._running: cohorts.Round | None = None
-        self._held: cohorts.Round | None = None
+        self._running: round_rules.Round | None = None
+        self._held: round_rules.Round | None = None
         self._opened = self._drawn_at = self._not_before = 0.0
         self._number, self._failures, self._serial = 1, 0, 0
         self._open: dict[int, _Work] = {}
@@ -66,7 +66,7 @@ class TaskRounds:
         self._open_round(now)
         if self._held is not None and self._running is None and now >= self._not_before:
             self._running, self._held, self._opened = self._held, None, now
-            self._step(cohorts.Waiting(len(self._candidates(self._running, now))), now)
+            self._step(round_rules.Waiting(len(self._candidates(self._running, now))), now)
         elif self._running is not None:
             self._step_due(self._running, now)
 
@@ -92,14 +92,14 @@ class TaskRounds:
         every_s = self.times.takes_s(self.policy) + GATHER_S
         return Demand(cohort, self._opens_in_s(running, now), every_s, GATHER_S)
 
-    def _opens_in_s(self, running: cohorts.Round | None, now: float) -> float:
+    def _opens_in_s(self, running: round_rules.Round | None, now: float) -> float:
         if running is None:
             return max(0.0, self._not_before - now)
         if running.state in (RoundState.SELECTING, RoundState.CONFIGURING) or self._draws_more(running, now):
             return 0.0
         return self.times.left_s(self.policy, now)
 
-    def _draws_more(self, running: cohorts.Round, now: float) -> bool:
+    def _draws_more(self, running: round_rules.Round, now: float) -> bool:
         if self.buffered:
             return buffers.places(running) > 0
         return running.missing(now) > 0 and (self._exchanges is None or self._exchanges.advertising)
@@ -115,23 +115,23 @@ class TaskRounds:
             if running is None and now >= self._not_before:
                 self._running, self._opened = buffers.open_buffer(self.policy), now
         elif running is None and now >= self._not_before:
-            self._running, self._opened = cohorts.open_round(self.policy, now), now
+            self._running, self._opened = round_rules.open_round(self.policy, now), now
         elif running is None or running.state is not RoundState.SELECTING:
-            self._held = cohorts.open_round(self.policy, now, held=True)
+            self._held = round_rules.open_round(self.policy, now, held=True)
 
-    def _step_due(self, running: cohorts.Round, now: float) -> None:
+    def _step_due(self, running: round_rules.Round, now: float) -> None:
         if running.state is RoundState.SELECTING:
             # Whoever waits is counted only where that may matter.
             if now >= running.deadline or len(self.drawing.waiting) >= self.policy.cohort:
-                self._step(cohorts.Waiting(len(self._candidates(running, now))), now)
+                self._step(round_rules.Waiting(len(self._candidates(running, now))), now)
         elif self._draws_more(running, now):
-            self._step(cohorts.Waiting(len(self._candidates(running, now))), now)
+            self._step(round_rules.Waiting(len(self._candidates(running, now))), now)
         else:
             self._tick(now)
 
     def _tick(self, now: float) -> None:
         ends = self._running is not None and now >= self._running.deadline
-        self._step(cohorts.Tick(len(self._open.keys() & self._unreliable.keys()) if ends else 0), now)
+        self._step(round_rules.Tick(len(self._open.keys() & self._unreliable.keys()) if ends else 0), now)
 
     def _fitting(self) -> list[int]:
         """The rows of waiting devices that this task can use."""
@@ -139,7 +139,7 @@ class TaskRounds:
             return list(self.drawing.waiting)
         return [row for row in self.drawing.waiting if not self.devices.obstacle[row]]
 
-    def _candidates(self, round_: cohorts.Round, now: float) -> list[int]:
+    def _candidates(self, round_: round_rules.Round, now: float) -> list[int]:
         waiting = self._fitting()
         if round_.state is RoundState.REPORTING:
             waiting = [row for row in waiting if row not in self._taken]
@@ -149,21 +149,21 @@ class TaskRounds:
             return waiting
         return drawable(waiting, lambda row: self._unreliable.get(row, 0), round_, now)
 
-    def _step(self, event: cohorts.Event, now: float) -> None:
+    def _step(self, event: round_rules.Event, now: float) -> None:
         if self._running is None:
             return
         if self.buffered:
             self._running, effects = buffers.step(self._running, event)
         else:
-            self._running, effects = cohorts.step(self._running, event, now)
+            self._running, effects = round_rules.step(self._running, event, now)
         stepped = self._running
         for effect in effects:
             match effect:
-                case cohorts.Select(count):
+                case round_rules.Select(count):
                     self._assign(stepped, count, now)
-                case cohorts.TurnAway():
+                case round_rules.TurnAway():
                     self.drawing.turn_away(self._candidates(stepped, now))
-                case cohorts.EndAssignments(state):
+                case round_rules.EndAssignments(state):
                     self._end_all(state, stepped.reason or type(event).__name__.lower(), now)
         if self._running is not stepped:
             return  # it was drawn, and went on
@@ -172,7 +172,7 @@ class TaskRounds:
         elif stepped.state.ended:
             self._abandoned(stepped, now)
 
-    def _commit(self, round_: cohorts.Round, now: float) -> None:
+    def _commit(self, round_: round_rules.Round, now: float) -> None:
         """The next model is there: take over what is open, or begin anew."""
         devices, behind = zip(*self._reported, strict=True)
         self.course.rounds.append(CommittedRound(self._opened, self._drawn_at, now, devices, behind))
@@ -185,22 +185,22 @@ class TaskRounds:
             stale = [row for row, work in self._open.items() if work.number not in fresh]
             for row in stale:
                 self._finish(row, AssignmentState.TOO_STALE, now)
-            buffers.step(round_, cohorts.Aggregated(len(stale), len(self._open)))
+            buffers.step(round_, round_rules.Aggregated(len(stale), len(self._open)))
         else:
-            cohorts.step(round_, cohorts.Aggregated(), now)
+            round_rules.step(round_, round_rules.Aggregated(), now)
         if self._resting is not None:
             self._resting.end(now, committed=True, going_on={str(row) for row in self._open})
         self._clear()
         if self.buffered:
             self._running, self._opened = buffers.open_buffer(self.policy, len(self._open)), now
 
-    def _abandoned(self, round_: cohorts.Round, now: float) -> None:
+    def _abandoned(self, round_: round_rules.Round, now: float) -> None:
         self.course.abandoned[round_.reason] += 1
         if round_.assigned:
             self.times = self.times.ended(now, buffered=self.buffered)
-        if round_.reason in cohorts.FAILURES:
+        if round_.reason in round_rules.FAILURES:
             self._failures += 1
-            self._not_before = now + cohorts.back_off_s(self._failures)
+            self._not_before = now + round_rules.back_off_s(self._failures)
             if self._failures >= self.settings.max_attempts:
                 self.course.paused = now, round_.reason
         if self._resting is not None:
@@ -213,7 +213,7 @@ class TaskRounds:
 
     # --- assignments
 
-    def _assign(self, round_: cohorts.Round, count: int, now: float) -> None:
+    def _assign(self, round_: round_rules.Round, count: int, now: float) -> None:
         chosen = draw(self._candidates(round_, now), count, self._source, self._unreliable.__contains__)
         for row in chosen:
             del self.drawing.waiting[row]
@@ -238,7 +238,7 @@ class TaskRounds:
             self._resting.add(map(str, chosen), now)
         self.drawing.drawn += count
         self.course.assigned += count
-        self._step(cohorts.Configured(count), now)
+        self._step(round_rules.Configured(count), now)
 
     def _schedule(self, rows: list[int], lasts: Times, drop_out: float, now: float) -> None:
         """Let the open assignments of `rows` end when their devices have done what lasts so long, vanish or leave."""
@@ -280,10 +280,11 @@ class TaskRounds:
         if self._resting is not None and how is not AssignmentState.EXPIRED:
             self._resting.leave(str(row))
         if how is AssignmentState.EXPIRED:
-            self._step(cohorts.Expired(1, int(again)), at)
+            self._step(round_rules.Expired(1, int(again)), at)
         else:
             self._step(
-                cohorts.Aborted(again) if how is AssignmentState.ABORTED else cohorts.Lost(1, again=int(again)), at
+                round_rules.Aborted(again) if how is AssignmentState.ABORTED else round_rules.Lost(1, again=int(again)),
+                at,
             )
 
     def _take(self, row: int, behind: int, at: float) -> None:
@@ -293,7 +294,7 @@ class TaskRounds:
             self._reported.append((row, behind))
             if self.buffered:
                 self._taken.add(row)
-            self._step(cohorts.Reported(behind), at)
+            self._step(round_rules.Reported(behind), at)
         elif row in self._exchanges.due:
             self._exchanges.take(row, at)
             self._exchange(at)
@@ -308,13 +309,13 @@ class TaskRounds:
             going = [] if exchanges.short else exchanges.go_on(now)
             self._expire(exchanges.late if exchanges.short else exchanges.late - exchanges.masked, now)
             if exchanges.short:
-                self._step(cohorts.Summed(0), now)
+                self._step(round_rules.Summed(0), now)
             elif exchanges.phase is SessionPhase.OVER:
                 for row in sorted(exchanges.masked):
                     self._reported.append((row, 0))
                     self._finish(row, AssignmentState.REPORTED, now)
-                self._step(cohorts.Revealed(), now)
-                self._step(cohorts.Summed(len(exchanges.masked)), now)
+                self._step(round_rules.Revealed(), now)
+                self._step(round_rules.Summed(len(exchanges.masked)), now)
             else:
                 self._ask(going, exchanges.phase, now)
 
@@ -327,7 +328,7 @@ class TaskRounds:
         if rows:
             self._failing |= rows
             self._note_unreliable(rows)
-            self._step(cohorts.Expired(len(rows), again), now)
+            self._step(round_rules.Expired(len(rows), again), now)
 
     def _ask(self, rows: list[int], phase: SessionPhase, now: float) -> None:
         """Let devices answer the next exchange, each in its time, unless it vanishes or leaves."""
@@ -339,7 +340,7 @@ class TaskRounds:
 
     def _end_all(self, state: AssignmentState, cause: str, now: float) -> None:
         """End what is open: nobody needs it any more, or it is late."""
-        if cause in cohorts.HELD_UP and not self.buffered:
+        if cause in round_rules.HELD_UP and not self.buffered:
             self._note_unreliable(self._failing.union(self._open if state is AssignmentState.EXPIRED else ()))
         for row in list(self._open):
             self._finish(row, state, now)

@@ -12,7 +12,7 @@ from coordinator.commands import AwaitAssignment
 from coordinator.driver.replica_membership import Membership, ReplicaConfig
 from coordinator.errors import DatabaseLocked, LeaseLost, NoLongerNeeded, Unavailable, UnknownSession
 from coordinator.keys import Keys, rotate
-from coordinator.rules import replicas as rules
+from coordinator.rules import replicas as replica_rules
 from coordinator.rules.states import TaskState
 from tests.coordinator.conftest import Desk
 
@@ -20,7 +20,7 @@ LEASE_S = 10.0
 
 
 def replica(id_, beat=0, draining=False):
-    return rules.Replica(id_, f"http://{id_}", beat, draining)
+    return replica_rules.Replica(id_, f"http://{id_}", beat, draining)
 
 
 def settled(holders, ids):
@@ -28,9 +28,11 @@ def settled(holders, ids):
     made = 0
     for _ in range(len(holders) + 1):
         for me in ids:
-            leases = [rules.Lease(population, holder, 0) for population, holder in sorted(holders.items())]
+            leases = [replica_rules.Lease(population, holder, 0) for population, holder in sorted(holders.items())]
             held = {lease.population for lease in leases if lease.holder == me}
-            chosen = rules.lease_changes(replica(me), [replica(one) for one in ids if one != me], leases, held, held)
+            chosen = replica_rules.lease_changes(
+                replica(me), [replica(one) for one in ids if one != me], leases, held, held
+            )
             made += len(chosen.take) + len(chosen.give_back)
             holders = holders | {lease.population: me for lease in chosen.take} | dict.fromkeys(chosen.give_back)
     return holders, made
@@ -55,46 +57,52 @@ def test_only_as_many_populations_move_to_a_new_replica_as_it_should_have():
 
 
 def test_idle_populations_are_given_up_before_those_with_a_running_round():
-    leases = [rules.Lease(name, "me", 1) for name in ("a", "b", "c")]
-    chosen = rules.lease_changes(replica("me"), [replica("other")], leases, {"a", "b", "c"}, {"c"})
-    assert chosen == rules.LeaseChanges(give_back=frozenset("c"))
+    leases = [replica_rules.Lease(name, "me", 1) for name in ("a", "b", "c")]
+    chosen = replica_rules.lease_changes(replica("me"), [replica("other")], leases, {"a", "b", "c"}, {"c"})
+    assert chosen == replica_rules.LeaseChanges(give_back=frozenset("c"))
 
 
 def test_draining_replica_gives_up_all_leases_and_is_not_counted():
-    leases = [rules.Lease("a", "me", 1), rules.Lease("b", None, 1)]
+    leases = [replica_rules.Lease("a", "me", 1), replica_rules.Lease("b", None, 1)]
     draining = replica("me", draining=True)
-    assert rules.lease_changes(draining, [], leases, {"a"}, set()) == rules.LeaseChanges(give_back=frozenset("a"))
-    assert rules.lease_changes(replica("x"), [draining], leases, set(), set()) == rules.LeaseChanges(take=(leases[1],))
+    assert replica_rules.lease_changes(draining, [], leases, {"a"}, set()) == replica_rules.LeaseChanges(
+        give_back=frozenset("a")
+    )
+    assert replica_rules.lease_changes(replica("x"), [draining], leases, set(), set()) == replica_rules.LeaseChanges(
+        take=(leases[1],)
+    )
 
 
 def test_lease_that_this_process_does_not_remember_is_taken_again():
-    lease = rules.Lease("a", "me", 3)
-    assert rules.lease_changes(replica("me"), [], [lease], set(), set()) == rules.LeaseChanges(take=(lease,))
+    lease = replica_rules.Lease("a", "me", 3)
+    assert replica_rules.lease_changes(replica("me"), [], [lease], set(), set()) == replica_rules.LeaseChanges(
+        take=(lease,)
+    )
 
 
 def test_replica_without_a_beat_for_the_lease_time_is_gone():
-    beats = rules.observe_beats({}, [replica("x", 7), replica("y", 7)], 100.0)
-    beats = rules.observe_beats(beats, [replica("x", 7), replica("y", 8)], 109.0)
-    assert rules.gone(beats, 109.0, LEASE_S) == {}
-    beats = rules.observe_beats(beats, [replica("x", 7), replica("y", 8)], 110.0)
-    assert rules.gone(beats, 110.0, LEASE_S) == {"x": 7}
-    assert rules.observe_beats(beats, [replica("y", 9)], 111.0).keys() == {"y"}
+    beats = replica_rules.observe_beats({}, [replica("x", 7), replica("y", 7)], 100.0)
+    beats = replica_rules.observe_beats(beats, [replica("x", 7), replica("y", 8)], 109.0)
+    assert replica_rules.gone(beats, 109.0, LEASE_S) == {}
+    beats = replica_rules.observe_beats(beats, [replica("x", 7), replica("y", 8)], 110.0)
+    assert replica_rules.gone(beats, 110.0, LEASE_S) == {"x": 7}
+    assert replica_rules.observe_beats(beats, [replica("y", 9)], 111.0).keys() == {"y"}
 
 
 def test_clock_of_a_replica_is_known_once_it_was_seen_to_beat():
-    other = rules.Replica("x", "http://x", 7, draining=False, steady=50.0)
-    beats = rules.observe_beats({}, [other], 100.0)
+    other = replica_rules.Replica("x", "http://x", 7, draining=False, steady=50.0)
+    beats = replica_rules.observe_beats({}, [other], 100.0)
     assert beats["x"].ahead_s is None
-    beats = rules.observe_beats(beats, [replace(other, beat=8, steady=955.0)], 105.0)
+    beats = replica_rules.observe_beats(beats, [replace(other, beat=8, steady=955.0)], 105.0)
     assert beats["x"].ahead_s == 850.0
-    assert rules.observe_beats(beats, [replace(other, beat=8, steady=955.0)], 106.0) == beats
+    assert replica_rules.observe_beats(beats, [replace(other, beat=8, steady=955.0)], 106.0) == beats
 
 
 def test_ids_say_who_made_them_and_fit_their_columns():
-    maker = rules.new_replica_id()
-    assert len(rules.new_id(maker)) <= 32
-    assert rules.maker_of(rules.new_id(maker)) == maker
-    assert rules.maker_of("nobody") == rules.maker_of("a.b") == rules.maker_of("") == ""
+    maker = replica_rules.new_replica_id()
+    assert len(replica_rules.new_id(maker)) <= 32
+    assert replica_rules.maker_of(replica_rules.new_id(maker)) == maker
+    assert replica_rules.maker_of("nobody") == replica_rules.maker_of("a.b") == replica_rules.maker_of("") == ""
 
 
 # --- drivers that share a store
@@ -283,7 +291,7 @@ def test_holder_writes_nothing_while_and_after_its_population_is_taken(store, re
     first.pass_time(1)
     with store.database.writing() as records:
         records.leases.forget(first.membership.id)
-        assert records.leases.take(rules.Lease("phones", first.membership.id, 1), second.membership.id)
+        assert records.leases.take(replica_rules.Lease("phones", first.membership.id, 1), second.membership.id)
         with pytest.raises(DatabaseLocked), first.membership.writing():
             pass
     with pytest.raises(LeaseLost), first.membership.writing():

@@ -10,7 +10,7 @@ import msgspec
 from msgspec.structs import replace
 
 from coordinator.driver.memory.loaded_task import LoadedTask
-from coordinator.rules import buffers, rounds as cohorts
+from coordinator.rules import buffers, rounds as round_rules
 from coordinator.rules.entities import Snapshot
 from coordinator.rules.replicas import may_share
 from coordinator.rules.rounds import Abandon, Event, Revealed, Round, Stepped, Tick, Waiting
@@ -56,7 +56,7 @@ class OpenRound(msgspec.Struct, frozen=True):
 
     def after(self, event: Event, now: float) -> Stepped:
         """The round's value after `event`, and what must be done about it. Raises UnexpectedEvent."""
-        return buffers.step(self.value, event) if self.buffered else cohorts.step(self.value, event, now)
+        return buffers.step(self.value, event) if self.buffered else round_rules.step(self.value, event, now)
 
     @property
     def numbers(self) -> range:

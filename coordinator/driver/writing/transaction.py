@@ -32,7 +32,7 @@ from coordinator.driver.writing.effects import (
     SharedReportsCounted,
     SumHandedOver,
 )
-from coordinator.rules import rounds as cohorts
+from coordinator.rules import rounds as round_rules
 from coordinator.rules.buffers import refusal
 from coordinator.rules.entities import AssignedDevice, AssignmentRecord
 from coordinator.rules.replicas import SharedRound
@@ -131,7 +131,7 @@ class Transaction:
         staleness = self._counted.add(round_, record, command)
         self._note(record, command)
         self._end(round_, record, AssignmentState.REPORTED)
-        self._step(round_, cohorts.Reported(staleness))
+        self._step(round_, round_rules.Reported(staleness))
         return receipt
 
     def _count_shared(self, shared: SharedRound, record: AssignmentRecord, command: CountReport) -> bool:
@@ -173,7 +173,7 @@ class Transaction:
         if new:
             devices = round_.devices.union(one.device for one in new)
             round_ = replace(round_, told={**round_.told, replica: known + len(new)}, devices=devices)
-            self._step(round_, cohorts.ReportsElsewhere(tuple(one.staleness for one in new)))
+            self._step(round_, round_rules.ReportsElsewhere(tuple(one.staleness for one in new)))
         if command.total is not None:
             self.effects.append(SumHandedOver(round_, replica, share.before + len(share.counted), command.total))
 
@@ -197,7 +197,7 @@ class Transaction:
             if reason == LeftOut.REVEALED.value:
                 self.rounds.leave_out(record.task, {record.device: LeftOut.REVEALED})
             noted, again = commit_round.note_failing(round_, [record.device], self.rounds)
-            self._step(noted, cohorts.Aborted(again=again > 0))
+            self._step(noted, round_rules.Aborted(again=again > 0))
 
     def _assignment(self, id_: str) -> AssignmentRecord:
         record = self._assignments.get(id_)
@@ -247,7 +247,9 @@ class Transaction:
         if ended:
             noted, again = commit_round.note_failing(round_, ended, self.rounds, late=late)
             proven = round_.secure is not None and round_.secure.proven
-            self._step(noted, cohorts.Expired(len(ended), again) if late else cohorts.Lost(len(ended), proven, again))
+            self._step(
+                noted, round_rules.Expired(len(ended), again) if late else round_rules.Lost(len(ended), proven, again)
+            )
 
     # --- rounds
 
@@ -262,11 +264,13 @@ class Transaction:
         if task is not None and (round_.value.state is RoundState.SELECTING or round_.draws_more(self._now)):
             task = make_assignments.as_it_stands(self._records, task)
         event = self.rounds.next_event(round_, task, self._candidates, self._now)
-        if isinstance(event, cohorts.Summed) and event.devices:
+        if isinstance(event, round_rules.Summed) and event.devices:
             self._count_masked(round_)
-        if isinstance(event, cohorts.Tick) and not round_.buffered and self._now >= round_.value.deadline:
+        if isinstance(event, round_rules.Tick) and not round_.buffered and self._now >= round_.value.deadline:
             open_ = self._records.cohorts.at_work(round_.task.id, round_.numbers)
-            event = cohorts.Tick(commit_round.note_failing(round_, [device.device for device in open_], self.rounds)[1])
+            event = round_rules.Tick(
+                commit_round.note_failing(round_, [device.device for device in open_], self.rounds)[1]
+            )
         self._step(round_, event)
 
     def _count_masked(self, round_: OpenRound) -> None:
@@ -291,17 +295,17 @@ class Transaction:
             return False
         return True
 
-    def _step(self, round_: OpenRound, event: cohorts.Event) -> None:
+    def _step(self, round_: OpenRound, event: round_rules.Event) -> None:
         value, effects = round_.after(event, self._now)
         if (value, effects) == (round_.value, ()):
             return
-        if isinstance(event, cohorts.Reported) and value.state is round_.value.state and not effects:
+        if isinstance(event, round_rules.Reported) and value.state is round_.value.state and not effects:
             # Many in a turn: their rows are written together, before anything else of the round is.
             self._counted.move(round_)
             self.rounds.put(replace(round_, value=value))
             return
         self.effects += self._counted.write(self.rounds)
-        if cohorts.Release() in effects:
+        if round_rules.Release() in effects:
             round_ = self._release(round_)
         cause = value.reason or type(event).__name__.lower()
         self._records.move_round(round_.id, round_.value, value, cause)
@@ -314,7 +318,7 @@ class Transaction:
             self._records.cohorts.at_work(after.task.id, after.numbers)
         if value.state is RoundState.ABANDONED and after.secure is not None:
             self.rounds.leave_out(after.task.id, self._records.leave_out(after.secure.left_out))
-        if value.reason in cohorts.FAILURES:
+        if value.reason in round_rules.FAILURES:
             self.rounds.not_before[after.task.id] = self._now + commit_round.note_failure(
                 self._records, after, value.reason
             )
@@ -324,16 +328,16 @@ class Transaction:
         """Do what a step of a round asks for."""
         for effect in effects:
             match effect:
-                case cohorts.Select(count):
+                case round_rules.Select(count):
                     self._draw(after, count)
-                case cohorts.TurnAway():
+                case round_rules.TurnAway():
                     self.effects.append(DevicesTurnedAway(self._candidates(after)))
-                case cohorts.BeginPairAgain():
+                case round_rules.BeginPairAgain():
                     commit_round.begin_pair_again(self._records, after.task.record, self._selector.secure.lineage)
-                case cohorts.EndAssignments(state):
+                case round_rules.EndAssignments(state):
                     open_ = self._records.end_assignments(after.task.id, after.numbers, state, cause)
                     late = [device.device for device in open_ if state is AssignmentState.EXPIRED]
-                    if cause in cohorts.HELD_UP and not after.buffered:
+                    if cause in round_rules.HELD_UP and not after.buffered:
                         self.rounds.note_unreliable(after.task.id, after.failing.union(late))
 
     def _release(self, round_: OpenRound) -> OpenRound:
@@ -351,7 +355,7 @@ class Transaction:
         self._records.add_assignments(round_.id, new)
         if not round_.buffered:
             round_ = replace(round_, devices=round_.devices.union(device.device for device in new))
-        self._step(round_, cohorts.Configured(len(new)))
+        self._step(round_, round_rules.Configured(len(new)))
         if round_.task.id not in self.rounds.running:
             return  # its deadline was too short for the clock to tell, and has passed
         round_ = self.rounds.running[round_.task.id]

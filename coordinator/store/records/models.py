@@ -258,10 +258,6 @@ class IdentityRecords(Part):
     def put(self, name: str, value: str) -> None:
         """Write a value in place of the one before."""
         self._lock_writers(tables.IDENTITY)
-        if (
-            self._connection.execute(
-                update(tables.IDENTITY).where(tables.IDENTITY.c.name == name).values(value=value)
-            ).rowcount
-            == 0
-        ):
+        there = update(tables.IDENTITY).where(tables.IDENTITY.c.name == name).values(value=value)
+        if self._connection.execute(there).rowcount == 0:
             self._connection.execute(insert(tables.IDENTITY).values(name=name, value=value))
