@@ -144,8 +144,8 @@ class QueuedCommand(NamedTuple):
 class Inbox:
     """Commands that wait for the driver's next turn, at most `limit` of them. Any thread puts in, the driver takes out.
 
-    Reports do not wake the driver: a device does not wait for its receipt, and the more of them share a transaction the
-    better.
+    Reports wake the driver from its sleep only: a device does not wait for its receipt, and the more of them share a
+    transaction the better.
     """
 
     def __init__(self, limit: int) -> None:
@@ -153,6 +153,7 @@ class Inbox:
         self._reports: queue.SimpleQueue[QueuedCommand] = queue.SimpleQueue()
         self._others: queue.SimpleQueue[QueuedCommand] = queue.SimpleQueue()
         self._taken_at = -math.inf
+        self._asleep = False
 
     def __len__(self) -> int:
         return self._reports.qsize() + self._others.qsize()
@@ -162,21 +163,29 @@ class Inbox:
         if len(self) >= self._limit:
             raise queue.Full
         future: Future[T] = Future()
-        (self._reports if isinstance(command, CountReport) else self._others).put(QueuedCommand(command, future))
+        gathers = isinstance(command, CountReport) and not self._asleep
+        (self._reports if gathers else self._others).put(QueuedCommand(command, future))
         return future
 
-    def take(self, most: int, wait_s: float) -> list[QueuedCommand]:
+    def wake(self) -> None:
+        """End a wait of `take`."""
+        nothing: Future[None] = Future()
+        nothing.cancel()
+        self._others.put(QueuedCommand(Command(), nothing))
+
+    def take(self, most: int, wait_s: float, *, asleep: bool = False) -> list[QueuedCommand]:
         """The oldest commands whose answers are still awaited, reports first. Waits `wait_s` for one that is no report.
 
-        Not sooner after the last time than `_GATHER_S`.
+        Not sooner after the last time than `_GATHER_S`. asleep: a report ends the wait too.
         """
         time.sleep(max(0.0, self._taken_at + _GATHER_S - time.monotonic()))
+        self._asleep = asleep and not self._reports.qsize()
         others: list[QueuedCommand] = []
         with suppress(queue.Empty):
             others.append(self._others.get(timeout=wait_s) if wait_s else self._others.get_nowait())
         reports = _drain(self._reports, most // 2)
         taken = reports + others + _drain(self._others, most - len(others) - len(reports))
-        self._taken_at = time.monotonic()
+        self._taken_at, self._asleep = time.monotonic(), False
         return [queued for queued in taken if queued.future.set_running_or_notify_cancel()]
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import sys
 from collections import deque
+from contextvars import ContextVar
 from textwrap import indent
 from typing import NamedTuple
 
@@ -19,6 +20,9 @@ from fedcore.visible import visible, visible_lines
 _HEARD = ("authority", "coordinator", "fedcore", "muster", "secagg", "uvicorn")
 """Loggers that log from the chosen level on. Others only warn: an HTTP client logs URLs, which hold ids."""
 
+REQUEST_ID: ContextVar[str] = ContextVar("request_id", default="")
+"""The id of the request that this task answers; lines of the log carry it."""
+
 
 def configure_logs(level: str, form: str) -> bool:
     """Send records of this process from `level` on to standard error; of others from warnings on.
@@ -27,7 +31,7 @@ def configure_logs(level: str, form: str) -> bool:
     """
     text = form == "text" or (form == "auto" and sys.stderr.isatty())
     shared: list[Processor] = [
-        structlog.contextvars.merge_contextvars,
+        _with_request_id,
         structlog.stdlib.add_log_level,
         structlog.stdlib.add_logger_name,
         structlog.stdlib.ExtraAdder(("route", "status", "milliseconds")),
@@ -51,6 +55,13 @@ def configure_logs(level: str, form: str) -> bool:
     for name in _HEARD:
         logging.getLogger(name).setLevel(level.upper())
     return text
+
+
+def _with_request_id(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
+    """Name the request that a line is about, if it is about one."""
+    if request_id := REQUEST_ID.get():
+        event["request_id"] = request_id
+    return event
 
 
 def _made_visible(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:

@@ -15,7 +15,6 @@ from contextlib import AbstractContextManager, AsyncExitStack, nullcontext
 from typing import ParamSpec, TypeVar
 
 import msgspec
-import structlog
 from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
 from starlette.concurrency import run_in_threadpool
@@ -27,6 +26,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from coordinator import errors
 from coordinator.api.authentication import demand_body
 from coordinator.api.limits import DRAWN_AT_ONCE, Limits, admit
+from coordinator.logs import REQUEST_ID
 from coordinator.metrics import Metrics
 from fedcore.errors import RequestError, StaleSignature, WireError
 from fedcore.wire import messages
@@ -329,7 +329,7 @@ class _MeasuredRequest:
             self._receive_into: ReceiveInto = scope[RECEIVE_INTO]
             scope[RECEIVE_INTO] = self.receive_into
         self._id = f"{random.getrandbits(32):08x}"
-        structlog.contextvars.bind_contextvars(request_id=self._id)
+        REQUEST_ID.set(self._id)
 
     async def receive(self) -> Message:
         message = await self._receive()

@@ -7,6 +7,7 @@ import threading
 from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from itertools import takewhile
 
 from sqlalchemy.exc import IntegrityError
@@ -84,18 +85,21 @@ class CheckInCounts:
         """Count a check-in of a device for a population that exists."""
         with self._lock:
             counts = self._populations[population]
-            _count(counts.runtimes, f"{able.runtime}, {able.engine}")
-            _count(counts.versions, f"{able.runtime} {able.version}")
+            runtime, version = _kinds(able.runtime, able.engine, able.version)
+            _count(counts.runtimes, runtime)
+            _count(counts.versions, version)
             span = int(now // SPAN_S)
             if span not in counts.spans:
                 _forget_spans(counts, now)
+                self._forget_devices(now)
             counts.spans[span] += 1
             # Only a hash is kept, not the id: we only count devices.
             key = population, hash(device)
-            counts.devices += key not in self._seen
+            if self._seen.pop(key, None) is None:
+                counts.devices += 1
             self._seen[key] = now
-            self._seen.move_to_end(key)
-            self._forget_devices(now)
+            if len(self._seen) > _MOST_DEVICES:
+                self._forget_devices(now)
 
     def of(self, population: str, now: float) -> PopulationCounts:
         """The counts of a population."""
@@ -117,8 +121,13 @@ class CheckInCounts:
             self._populations[population].devices -= 1
 
 
-def _count(counts: Counter[str], stated: str) -> None:
-    kind = stated[:_LONGEST]
+@lru_cache(maxsize=_MOST_KINDS)
+def _kinds(runtime: str, engine: str, version: str) -> tuple[str, str]:
+    """What a device runs, as it is counted: its runtime and engine; its runtime and version."""
+    return f"{runtime}, {engine}"[:_LONGEST], f"{runtime} {version}"[:_LONGEST]
+
+
+def _count(counts: Counter[str], kind: str) -> None:
     counts[kind if kind in counts or len(counts) < _MOST_KINDS else OTHER] += 1
 
 

@@ -149,6 +149,7 @@ class Driver:
         """Drain, answer what is queued, give everything back, and end the thread."""
         self.drain()
         self._stopping.set()
+        self._inbox.wake()
         self._thread.join()
 
     def submit(self, command: commands.Command[T]) -> Future[T]:
@@ -227,9 +228,16 @@ class Driver:
             stopping = Unavailable("the coordinator is stopping, and abandons the secure rounds that run")
             memory.secure.dismiss(stopping, {round_.id for round_ in memory.rounds})
 
+    def _wait(self) -> Sequence[commands.QueuedCommand]:
+        """The commands of the next turn, which comes with the next poll at the latest: sooner if a deadline may end."""
+        memory, until_poll_s = self._memory, max(0.0, self._poller.next_poll - self._clock())
+        if memory.sessions.count() or self._writer.waits or any(True for _ in memory.rounds):
+            return self._inbox.take(_BATCH, min(_TICK_S, until_poll_s))
+        return self._inbox.take(_BATCH, until_poll_s, asleep=True)
+
     def _loop(self) -> None:
         while not self._stopping.is_set() or self._inbox or self._writer.waits:
-            inbox = self._inbox.take(_BATCH, min(_TICK_S, max(0.0, self._poller.next_poll - self._clock())))
+            inbox = self._wait()
             try:
                 with self.metrics.turns.time():
                     self.turn(inbox)

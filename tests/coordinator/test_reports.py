@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import queue
-from concurrent.futures import Future
+import time
+from concurrent.futures import Future, ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -85,4 +86,20 @@ def test_reports_and_other_requests_share_a_turn_and_a_limit():
         inbox.put(CancelWait("s", Future()))
     assert [one.future for one in inbox.take(2, 60.0)] == [first, hangs_up]
     assert [one.future for one in inbox.take(2, 60.0)] == [second]
+    assert len(inbox) == 0
+
+
+@pytest.mark.parametrize("asleep", [False, True])
+def test_a_report_wakes_only_a_driver_that_sleeps_and_waking_it_leaves_nothing_behind(asleep):
+    inbox, report = Inbox(4), CountReport("a", "1" * 64, report_vector([0, 0, 0, 0], 1))
+    with ThreadPoolExecutor(1) as driver:
+        taken = driver.submit(inbox.take, 2, 600.0, asleep=asleep)
+        while inbox._asleep != asleep or not taken.running():
+            time.sleep(0.001)
+        counted = inbox.put(report)
+        if not asleep:
+            with pytest.raises(TimeoutError):
+                taken.result(0.1)
+            inbox.wake()
+        assert [one.future for one in taken.result(60)] == [counted]
     assert len(inbox) == 0
