@@ -23,6 +23,7 @@ import { type Columns, type Inputs, type Recipe, recipeOf, Version } from "./ver
 
 /** A version whose trial ended this process so often is refused: it would end the app at every start. */
 const MOST_TRIALS = 2;
+const withoutNumbers = (words: string): string => words.replace(/\d+/g, "");
 
 /** The population of a coordinator, and the owner's policy. stopping: once it is aborted, training gives up at once. */
 interface Stoppable extends Place {
@@ -341,7 +342,8 @@ export class Model {
   async #refuse(signed: Signed, why: string, final: boolean): Promise<void> {
     const { store, engine, now } = this.#platform;
     const before = (await this.#keeper.get()).refused;
-    const again = before !== null && same(before.signed, signed) && before.why === why && before.engine === engine.name;
+    const repeats = before !== null && same(before.signed, signed) && before.engine === engine.name;
+    const again = repeats && withoutNumbers(before.why) === withoutNumbers(why); // bytes of the day are more each time
     await this.#keeper.refuse(again ? before : { signed, engine: engine.name, why, final });
     if (again) return;
     await writeJournal(store, { at: now(), outcome: "model-refused", detail: `model ${this.#name}: ${why}` });
