@@ -28,7 +28,7 @@ from cryptography.utils import CryptographyDeprecationWarning
 from cryptography.x509.verification import Criticality, ExtensionPolicy, PolicyBuilder, Store, VerificationError
 
 from authority.errors import BadAndroidFile, BadAppleFile, BadSecret, NotAttested
-from fedcore.decoding import converter
+from fedcore.validation import converter
 from fedcore.wire import messages
 
 UNREADABLE = (

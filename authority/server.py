@@ -13,8 +13,7 @@ from authority.attestation import Attestation
 from authority.configuration import AuthorityConfig
 from authority.errors import InvalidSettings, KeyMissing
 from authority.service import Beacons, Issuer, authority_app
-from fedcore.signing import key_text, public_key
-from fedcore.succession import SucceedingKey
+from fedcore.signing import SucceedingKey, key_text, public_key
 from ingress.limits import ConnectionLimits, Newcomers, networks
 from ingress.server import HttpConfig, listening, open_to, origins
 

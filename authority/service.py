@@ -23,10 +23,17 @@ from starlette.routing import Route
 from authority.attestation import Attestation
 from authority.errors import BeaconRefused, NotAttested
 from fedcore.errors import ForgedSignature, MalformedSignature, StaleSignature, WireError, WrongBody
-from fedcore.succession import SucceedingKey
+from fedcore.signing import SucceedingKey
 from fedcore.wire import messages
-from fedcore.wire.messages import DrawnBeacon, IssuedCredential, RequestBeacon, RequestCredential
-from fedcore.wire.problems import PROBLEM_FIELD, PROBLEM_TYPE, problem
+from fedcore.wire.messages import (
+    PROBLEM_FIELD,
+    PROBLEM_TYPE,
+    DrawnBeacon,
+    IssuedCredential,
+    RequestBeacon,
+    RequestCredential,
+    problem,
+)
 from fedcore.wire.signatures import device_id
 from ingress.connection import hang_up
 from ingress.limits import Newcomers, RateLimit, caller_of

@@ -18,8 +18,7 @@ import typer
 
 from benchmarks.runner import CurvesOptions
 from fedcore.algorithms import ALGORITHMS
-from fedcore.decoding import decoder
-from fedcore.validation import offered
+from fedcore.validation import decoder, offered
 from muster.output import Say
 from research.study import LAST, Trials, mean, train
 from simulator.engines.workers.processes import usable_cores

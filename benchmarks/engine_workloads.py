@@ -21,8 +21,8 @@ from export.model import Model, ModelSpec, cross_entropy
 from fedcore.algorithms import create
 from fedcore.algorithms.algorithm import Algorithm, trips_of
 from fedcore.batching import StreamKey, batches
-from fedcore.decoding import decoder
 from fedcore.plan import Field
+from fedcore.validation import decoder
 from simulator.engines.memory import single_precision
 from simulator.engines.workers.forked import Answer, Forked
 from simulator.population import Population

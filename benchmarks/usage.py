@@ -18,7 +18,7 @@ from typing import IO, TypeVar, cast
 
 import msgspec
 
-from fedcore.decoding import UNDECODABLE, decoder
+from fedcore.validation import UNDECODABLE, decoder
 from muster.output import Say
 
 _CPUCLOCK_SCHED = 2

@@ -32,7 +32,7 @@ CoordinatorError
 ├── NotPrivate              the task promises no privacy, and so has no certificate
 ├── WrongKind               a question was asked for its model, or another task for its answer
 ├── TaskEnded               the task is over, or not in a state that the operation starts from
-└── Refusal                 an answer to a device; each is one problem type of fedcore.wire.problems
+└── Refusal                 an answer to a device; each is one problem type of fedcore.wire.messages
     ├── MalformedMessage · UnknownPopulation · UnknownSession · UnknownAssignment · UnknownBlob · NoModel
     ├── UnknownDevice · ReplayedSignature       (beside fedcore's RequestError, about a request's signature and body)
     ├── DeviceRevoked · NotAttested · ForeignSession · ForeignAssignment

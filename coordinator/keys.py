@@ -26,8 +26,7 @@ from coordinator.store.database import Database
 from coordinator.store.records.records import Records
 from fedcore.errors import BrokenSuccession, InvalidKey
 from fedcore.release import LineageEntry, LogProof, Signed, TreeHead, decode_release
-from fedcore.signing import SigningKey
-from fedcore.succession import SucceedingKey, short
+from fedcore.signing import SigningKey, SucceedingKey, short
 from secagg.graph import Tree
 
 _LOG = logging.getLogger(__name__)

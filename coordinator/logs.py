@@ -15,7 +15,7 @@ from typing import NamedTuple
 import structlog
 from structlog.typing import EventDict, Processor, WrappedLogger
 
-from fedcore.visible import visible, visible_lines
+from fedcore.errors import visible, visible_lines
 
 _HEARD = ("authority", "coordinator", "fedcore", "muster", "secagg", "uvicorn")
 """Loggers that log from the chosen level on. Others only warn: an HTTP client logs URLs, which hold ids."""

@@ -18,7 +18,7 @@ from coordinator.rules.progress import Progress
 from coordinator.rules.roll_outs import Model, ModelCount, ModelVersion, RollOut
 from coordinator.rules.task_settings import TaskSettings
 from fedcore.bundle import Bundle, Manifest
-from fedcore.privacy.certificate import CertifiedLedger
+from fedcore.privacy.settings import CertifiedLedger
 from fedcore.release import Signed
 
 PREFIX = "/admin/v1"

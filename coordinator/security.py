@@ -23,7 +23,7 @@ from coordinator.rules.task_settings import TaskSettings
 from coordinator.settings import Settings
 from coordinator.store.database_engines import TIMES, sqlite_path
 from coordinator.store.tasks import CoordinatorStore, open_coordinator_store
-from fedcore.quantisation import upload_bytes
+from fedcore.compression import upload_bytes
 from ingress.limits import is_this_machine
 
 _GROUP = Path("/sys/fs/cgroup/memory.max")

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import msgspec
 
-from fedcore.decoding import decoder
+from fedcore.validation import decoder
 
 
 def _seconds_since_boot() -> float:

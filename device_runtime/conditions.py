@@ -13,8 +13,8 @@ import msgspec
 
 from device_runtime.errors import ConfigError
 from fedcore.conditions import Conditions, ConditionSource, Requirements
-from fedcore.decoding import decoder
 from fedcore.errors import why
+from fedcore.validation import decoder
 
 __all__ = ["ConditionSource", "Conditions", "Requirements", "constant", "flapping", "linux", "trace"]
 

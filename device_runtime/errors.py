@@ -38,7 +38,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from fedcore.visible import visible
+from fedcore.errors import visible
 from fedcore.wire.messages import AbortReason, RetryWindow
 
 # These name things that a coordinator keeps only for a while: it may have restarted, or the round may be over.

@@ -17,7 +17,7 @@ from device_runtime.backends.backend import Arrays, Executable, address
 from device_runtime.errors import DeadlinePassed, NonFiniteReport, PlanRefused
 from fedcore import plan as plans
 from fedcore.batching import StreamKey, noise, sweeps
-from fedcore.codecs.codec import RoundKey
+from fedcore.codecs import RoundKey
 from fedcore.errors import ReportError
 from fedcore.params import Float32, Frozen, VectorSpec
 from fedcore.release import CLIP

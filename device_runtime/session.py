@@ -35,8 +35,8 @@ from device_runtime.state.journal import Journal
 from device_runtime.state.records import AnsweredQuestions, Retry, Spending, Spent, kept_blobs, stated_versions
 from device_runtime.trainer import Trainer
 from device_runtime.work import Worker, encode_report, plan_of
+from fedcore.errors import visible
 from fedcore.plan import BlobRef
-from fedcore.visible import visible
 from fedcore.wire.messages import MOST_TASKS, Abort, AbortReason, Assignment, CheckIn, Rejected, RetryWindow
 
 if TYPE_CHECKING:

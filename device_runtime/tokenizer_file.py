@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from msgspec import Meta, Struct
 
 from device_runtime.errors import PlanRefused
-from fedcore.decoding import UNDECODABLE, decoder
+from fedcore.validation import UNDECODABLE, decoder
 
 if TYPE_CHECKING:
     import tokenizers

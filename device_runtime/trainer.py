@@ -20,9 +20,8 @@ from device_runtime.errors import DeviceError, ExamplesError, NonFiniteReport, P
 from device_runtime.runner import Local, PassResult, PassRunner, TrainingResult, execute
 from device_runtime.texts import TextColumn, Tokens
 from fedcore import checkpoint, plan as plans
-from fedcore.batching import StreamKey
+from fedcore.batching import HoldOut, StreamKey
 from fedcore.errors import SchemaError
-from fedcore.hold_out import HoldOut
 from fedcore.params import Float32, Frozen, VectorSpec
 from fedcore.report import all_finite
 from fedcore.schedule import Loop

@@ -14,10 +14,10 @@ from device_runtime.state.cache import BlobCache
 from device_runtime.trainer import Job, Limits, Texts, Trainer
 from fedcore import checkpoint
 from fedcore.batching import SECRET_BYTES, StreamKey
+from fedcore.compression import quantise, upload_bytes
 from fedcore.errors import FedcoreError, ReportError
 from fedcore.params import Float32, VectorSpec
 from fedcore.plan import Plan
-from fedcore.quantisation import quantise, upload_bytes
 from fedcore.report import ReportLayout
 from fedcore.wire.messages import Assignment
 

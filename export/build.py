@@ -39,12 +39,12 @@ from fedcore.algorithms.algorithm import Algorithm, State, Trip, keeps_client_st
 from fedcore.algorithms.check import check
 from fedcore.algorithms.clipped import Clipped
 from fedcore.algorithms.evaluation import EVALUATION
-from fedcore.algorithms.fitting import for_model
+from fedcore.algorithms.facts import for_model
 from fedcore.algorithms.question import QUESTION, text_of
+from fedcore.batching import HoldOut
 from fedcore.bundle import AlgorithmRef, Bundle, Manifest
 from fedcore.checkpoint import encode, encode_frozen, frozen_specs_of
-from fedcore.codecs.compression import Compression
-from fedcore.hold_out import HoldOut
+from fedcore.compression import Compression
 from fedcore.params import Frozen, VectorSpec
 from fedcore.plan import BlobRef, ExampleSpec, FrozenVectors, PassPlan, Plan, TripPlan
 from fedcore.report import LOSS_COUNTS, WEIGHT, ReportLayout, Segment, metrics_segment

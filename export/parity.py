@@ -31,8 +31,8 @@ from export.predict import predict_parity
 from export.trial import ROUND_OFF, TOLERANCE, Shake, Trial, TrialOutcome, worst
 from fedcore.algorithms.algorithm import Algorithm
 from fedcore.bundle import Certificate, Evidence, Footprint, Parity
-from fedcore.decoding import decoder
 from fedcore.plan import PREDICT, BlobRef, Plan
+from fedcore.validation import decoder
 
 _FOOTPRINT = decoder(Footprint)
 

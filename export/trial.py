@@ -22,7 +22,7 @@ from export.model import Model, copied, oracle_of
 from export.trial_examples import draw_examples, fixed_batch, put_ends
 from fedcore import plan as plans
 from fedcore.algorithms.algorithm import Algorithm, Trip, keeps_client_state, trips_of, with_carries
-from fedcore.algorithms.fitting import for_model
+from fedcore.algorithms.facts import for_model
 from fedcore.params import Float32
 from fedcore.plan import PassPlan, Plan
 

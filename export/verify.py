@@ -17,7 +17,7 @@ from fedcore.algorithms import create, module_of, name_of, settings_of
 from fedcore.algorithms.algorithm import Algorithm, State
 from fedcore.bundle import Bundle, Certificate, Manifest
 from fedcore.checkpoint import decode, decode_frozen, frozen_specs_of
-from fedcore.codecs.compression import Compression
+from fedcore.compression import Compression
 from fedcore.errors import PlanError, UntrustedAlgorithm
 from fedcore.params import FLOAT_BYTES, VectorSpec
 from fedcore.plan import ExampleSpec, Plan, PredictPlan

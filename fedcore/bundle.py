@@ -13,10 +13,9 @@ from typing import TYPE_CHECKING
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from fedcore.decoding import decoded, decoder
-from fedcore.errors import DigestMismatch, PlanError
+from fedcore.errors import DigestMismatch, PlanError, facts_of
 from fedcore.plan import BlobRef, Plan, PlanSignature, decode_versioned
-from fedcore.visible import facts_of
+from fedcore.validation import decoded, decoder
 
 if TYPE_CHECKING:
     from fedcore.signing import SigningKey

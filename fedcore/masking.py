@@ -17,7 +17,7 @@ from msgspec import UNSET
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
-from fedcore.codecs.codec import Rotation, Subsample
+from fedcore.codecs import Rotation, Subsample
 from fedcore.params import Float32
 from fedcore.plan import BlobRef
 from fedcore.release import SumBounds

@@ -31,15 +31,13 @@ import numpy as np
 from msgspec import UNSET, UnsetType
 from numpy.typing import NDArray
 
-from fedcore.decoding import UNDECODABLE, decoder
-from fedcore.errors import DigestMismatch, PlanError, ReportError, SchemaError
-from fedcore.hold_out import HoldOut
+from fedcore.batching import HoldOut
+from fedcore.errors import DigestMismatch, PlanError, ReportError, SchemaError, facts_of
 from fedcore.params import FrozenVector, ParamSchema, Size, VectorSpec
 from fedcore.questions.question import LONGEST_QUESTION
 from fedcore.report import ReportLayout
 from fedcore.schedule import Loop, first_of_pair
-from fedcore.validation import Digest
-from fedcore.visible import facts_of
+from fedcore.validation import UNDECODABLE, Digest, decoder
 
 PLAN_VERSION = 1
 MOST_PLAN_BYTES = 4 * 2**20  # of JSON

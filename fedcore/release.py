@@ -11,9 +11,8 @@ from typing import Annotated
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from fedcore.decoding import decoded, decoder
 from fedcore.errors import BadRelease
-from fedcore.validation import Count, Digest
+from fedcore.validation import Count, Digest, decoded, decoder
 
 CLIP = "clip"
 """The vector of a broadcast that bounds the L2 norm of every report of the round: one value."""

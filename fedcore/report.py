@@ -24,11 +24,10 @@ from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from fedcore import codecs
-from fedcore.codecs.codec import CountSketch, RoundKey
+from fedcore.codecs import CountSketch, RoundKey
 from fedcore.errors import ReportError
 from fedcore.params import Float32, Size, VectorSpec
-from fedcore.ranges import Range
-from fedcore.schedule import Weighting
+from fedcore.schedule import Range, Weighting
 
 Vector = TypeVar("Vector", Float32, NDArray[np.float64])
 WEIGHT = "weight"

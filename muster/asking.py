@@ -14,9 +14,8 @@ from msgspec import UNSET, UnsetType
 
 from coordinator.errors import InvalidTask
 from coordinator.rules.task_settings import TaskSettings
-from fedcore.errors import QuestionError
+from fedcore.errors import QuestionError, visible
 from fedcore.validation import build
-from fedcore.visible import visible
 from secagg.parameters import LEAST_COHORT
 
 if TYPE_CHECKING:

@@ -24,7 +24,7 @@ from rich.progress import (
 )
 from rich.text import Text
 
-from fedcore.visible import visible
+from fedcore.errors import visible
 from muster.plain import answer, emit, remark, say, show_fields, show_table
 
 __all__ = [

@@ -15,7 +15,7 @@ from typing import Any, TextIO
 
 import msgspec
 
-from fedcore.visible import visible
+from fedcore.errors import visible
 
 EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED, EXIT_TERMINATED = 1, 2, 130, 143
 

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec import UNSET
 
-from fedcore.decoding import UNDECODABLE, decoder
 from fedcore.errors import BadRelease
 from fedcore.release import Signed, decode_release
+from fedcore.validation import UNDECODABLE, decoder
 
 if TYPE_CHECKING:
     from coordinator.operations import TaskStore

@@ -18,10 +18,9 @@ if TYPE_CHECKING:
     from coordinator.operations import TaskStore
     from export.inference.trained import Trained
     from fedcore.bundle import Bundle
-    from fedcore.model_release import ModelRelease
     from fedcore.params import Float32
     from fedcore.plan import BlobRef
-    from fedcore.signing import SigningKey
+    from fedcore.signing import ModelRelease, SigningKey
 
 
 def refused_by_default(plan: Plan) -> str:
@@ -84,8 +83,8 @@ def next_release(  # noqa: PLR0913  # a release says so much
     forbid_older: raise the counter, so that devices that saw the version take no earlier one of the key.
     """
     from fedcore import checkpoint
-    from fedcore.model_release import ModelOrigin, ModelRelease, check_model_name
     from fedcore.plan import BlobRef
+    from fedcore.signing import ModelOrigin, ModelRelease, check_model_name
 
     check_model_name(name)
     population = store.task(source.task).settings.population

@@ -20,10 +20,10 @@ from coordinator.operations import OPERATIONS, PREFIX, AdminService, NewTask, Ta
 from coordinator.rules.entities import Evaluates, RegularEvaluation, Regularly, Task
 from coordinator.rules.task_settings import TaskSettings
 from fedcore.bundle import Bundle, Manifest
-from fedcore.decoding import decoder
 from fedcore.errors import WireError
 from fedcore.release import Signed
-from fedcore.wire.problems import decode_problem
+from fedcore.validation import decoder
+from fedcore.wire.messages import decode_problem
 from ingress.limits import past_proxies
 
 P = ParamSpec("P")

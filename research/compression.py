@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from export.model import Model
 from export.models import load as load_model
-from fedcore.codecs.compression import Compression
-from fedcore.quantisation import upload_bytes
+from fedcore.compression import Compression, upload_bytes
 from research import study
 
 SETTINGS = {"client_lr": 0.1, "batch_size": 10, "epochs": 2}

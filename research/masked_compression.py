@@ -13,7 +13,7 @@ from coordinator.rules.private_sums import ReportBytes, report_bytes
 from coordinator.rules.task_settings import Secagg, TaskSettings
 from export.model import Model
 from export.models import load as load_model
-from fedcore.codecs.compression import Compression
+from fedcore.compression import Compression
 from research import study
 
 COHORT, CLIP = 16, 0.75

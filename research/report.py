@@ -14,8 +14,8 @@ from typing import Any
 
 import msgspec
 
-from fedcore.decoding import decoder
 from fedcore.private_files import write_whole
+from fedcore.validation import decoder
 from muster.pictures.curves import Axes, Picture, draw_bands, ends_and_mean, write_svg_and_png
 from muster.pictures.grids import draw_heat_map
 from muster.tables import markdown

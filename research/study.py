@@ -21,10 +21,10 @@ import msgspec
 import numpy as np
 
 from export.model import Model
-from fedcore.decoding import UNDECODABLE, decoder
 from fedcore.private_files import write_whole
 from fedcore.report import WEIGHT, ReportLayout, Segment, metrics_segment
 from fedcore.schedule import Weighting
+from fedcore.validation import UNDECODABLE, decoder
 from simulator import datasets
 from simulator.configuration import SimulationConfig
 from simulator.engines.workers.forked import with_kept

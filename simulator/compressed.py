@@ -18,14 +18,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedcore.batching import StreamKey
-from fedcore.codecs import decode, encode
-from fedcore.codecs.codec import RoundKey
-from fedcore.codecs.compression import Compression
+from fedcore.codecs import RoundKey, decode, encode
+from fedcore.compression import Compression, dequantise, quantise
 from fedcore.params import Float32, ParamSchema
-from fedcore.quantisation import dequantise, quantise
-from fedcore.ranges import Range
 from fedcore.report import WEIGHT, ReportLayout, Segment
-from fedcore.schedule import Weighting
+from fedcore.schedule import Range, Weighting
 from simulator.engines.sums import Client, RoundSums
 from simulator.engines.workers.processes import Blocks
 

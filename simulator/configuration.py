@@ -197,7 +197,7 @@ class SimulationConfig:
             raise EngineError("fine_tune needs own_examples: held-out users have no examples to train on")
 
     def _check_compression(self) -> None:
-        from fedcore.codecs.compression import Compression  # needs NumPy, which a command does not for its help
+        from fedcore.compression import Compression  # needs NumPy, which a command does not for its help
 
         compression = Compression.parse(self.compress)
         if self.secagg is not None:

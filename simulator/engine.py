@@ -19,10 +19,10 @@ from torch import Tensor
 
 from export.model import Model
 from fedcore.algorithms.algorithm import Algorithm, ServerStep, figures_of, keeps_client_state, trips_of
-from fedcore.algorithms.fitting import for_model
-from fedcore.algorithms.partly_local import OWN, PartlyLocal
+from fedcore.algorithms.facts import for_model
+from fedcore.algorithms.local_training import OWN, PartlyLocal
 from fedcore.batching import StreamKey
-from fedcore.codecs.compression import Compression
+from fedcore.compression import Compression
 from fedcore.params import Float32
 from fedcore.plan import in_turn
 from fedcore.schedule import ServerSchedule

@@ -17,7 +17,7 @@ from coordinator.rules.release import check_masked_rounding
 from coordinator.rules.task_settings import PrivacyBudget, Secagg, TaskSettings
 from fedcore.algorithms.algorithm import Algorithm
 from fedcore.batching import StreamKey, stream
-from fedcore.codecs.codec import RoundKey
+from fedcore.codecs import RoundKey
 from fedcore.masking import greatest_weight, join_weight
 from fedcore.params import Float32
 from fedcore.privacy.settings import Privacy

@@ -15,7 +15,7 @@ from fedcore.algorithms import create, module_of, settings_of
 from fedcore.algorithms.algorithm import Algorithm
 from fedcore.bundle import Bundle
 from fedcore.checkpoint import decode
-from fedcore.codecs.compression import Compression
+from fedcore.compression import Compression
 from fedcore.errors import SchemaError, UntrustedAlgorithm, why
 from fedcore.params import Float32, ParamSchema
 from fedcore.plan import ExampleSpec, prefixed

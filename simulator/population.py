@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fedcore.errors import facts_of
 from fedcore.plan import ExampleSpec, Field
-from fedcore.visible import facts_of
 from simulator.columns import check_labels, float32_of, int64_of, label_in, names_of
 from simulator.errors import DatasetError, EngineError
 

@@ -15,8 +15,7 @@ from torch import Tensor
 
 from fedcore.algorithms.algorithm import Broadcast
 from fedcore.errors import PrivacyError
-from fedcore.privacy.accounting import calibrated, spent
-from fedcore.privacy.mechanisms import NoiseOfRounds
+from fedcore.privacy.accounting import NoiseOfRounds, calibrated, spent
 from fedcore.privacy.settings import LedgerEntry, Noise, Privacy, WholeFromOne
 from fedcore.release import CLIP
 from fedcore.schedule import ServerSchedule, first_of_pair

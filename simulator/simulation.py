@@ -20,18 +20,16 @@ from pathlib import Path
 from export.model import Model, ModelSpec
 from export.models import check_name as check_model_name, load as load_model
 from fedcore.algorithms import create, module_of, name_of, settings_of
-from fedcore.algorithms.algorithm import Algorithm, check_two_trips
+from fedcore.algorithms.algorithm import Algorithm, check_two_trips, parse
 from fedcore.algorithms.check import check
-from fedcore.algorithms.fitting import for_model
-from fedcore.algorithms.local_training import LocalTraining
-from fedcore.algorithms.partly_local import PartlyLocal
-from fedcore.algorithms.settings import parse
-from fedcore.codecs.compression import Compression
-from fedcore.hold_out import HoldOut
+from fedcore.algorithms.facts import for_model
+from fedcore.algorithms.local_training import LocalTraining, PartlyLocal
+from fedcore.batching import HoldOut
+from fedcore.compression import Compression
+from fedcore.errors import facts_of
 from fedcore.params import Float32
 from fedcore.plan import ExampleSpec
-from fedcore.privacy.mechanisms import check_private
-from fedcore.visible import facts_of
+from fedcore.privacy.accounting import check_private
 from simulator import datasets
 from simulator.baselines.local_only import LocalOnly
 from simulator.baselines.method import LinearTraining

@@ -19,10 +19,10 @@ from export.model import Model
 from fedcore.algorithms import settings_of
 from fedcore.algorithms.algorithm import Algorithm, Broadcast, Carry, ClientState, Report, ServerStep, State, Vector
 from fedcore.algorithms.local_training import LocalSgd
-from fedcore.decoding import decoder
 from fedcore.params import Float32
 from fedcore.plan import prefixed, unprefixed
 from fedcore.schedule import Weighting
+from fedcore.validation import decoder
 from simulator.engine import Engine, evaluate, evaluate_own
 from simulator.engines.computing import Computing, EngineName
 from simulator.engines.memory import DIVERGED, cause

@@ -16,9 +16,8 @@ from coordinator.metrics import Metrics
 from coordinator.rules.progress import Reason
 from coordinator.rules.states import AssignmentState, RoundState
 from coordinator.settings import CONFIG, PREFIX, Settings, load_settings
-from fedcore.signing import key_text
-from fedcore.succession import SucceedingKey
-from fedcore.wire.problems import PROBLEMS
+from fedcore.signing import SucceedingKey, key_text
+from fedcore.wire.messages import PROBLEMS
 from tests.test_docs import assert_command, read, rows, section
 from tests.tree import ROOT
 

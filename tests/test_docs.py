@@ -23,8 +23,7 @@ from fedcore.algorithms import ALGORITHMS, create
 from fedcore.algorithms.algorithm import keeps_client_state
 from fedcore.algorithms.rehearsal import moves_by_participation
 from fedcore.plan import PLAN_VERSION
-from fedcore.wire.messages import WIRE_VERSION, AbortReason, Assignment, RejectionReason
-from fedcore.wire.problems import PROBLEMS
+from fedcore.wire.messages import PROBLEMS, WIRE_VERSION, AbortReason, Assignment, RejectionReason
 from muster.app import app
 from muster.commands.device import parser as device_parser
 from muster.python.operating import Task

@@ -15,18 +15,15 @@ from msgspec.structs import replace
 from device_runtime.backends.onnxruntime import OnnxRuntime
 from device_runtime.runner import execute
 from fedcore import checkpoint, masking
-from fedcore.batching import StreamKey, noise, permutation
-from fedcore.codecs import encode as encode_values
-from fedcore.codecs.codec import CountSketch, LowRank, Rotation, RoundKey, Subsample
+from fedcore.batching import HoldOut, StreamKey, noise, permutation
+from fedcore.codecs import CountSketch, LowRank, Rotation, RoundKey, Subsample, encode as encode_values
 from fedcore.errors import BrokenSuccession, ReportError
-from fedcore.hold_out import HoldOut
 from fedcore.plan import BlobRef, ExampleSpec, Field, PredictPlan, TripPlan
 from fedcore.questions.question import LONGEST_QUESTION
 from fedcore.release import LineageEntry, Release, ReleasedEvaluation, SumBounds, TreeHead
 from fedcore.report import LOSS_COUNTS, ReportLayout, Segment
 from fedcore.schedule import Loop
-from fedcore.signing import SigningKey
-from fedcore.succession import SucceedingKey, Succession, Successor
+from fedcore.signing import SigningKey, SucceedingKey, Succession, Successor
 from fedcore.wire.messages import Accepted, Assignment, Enrolled, Offer, Rejected, RetryWindow, SecaggParties, encode
 from fedcore.wire.signatures import PublicKey, device_id
 from secagg import parameters

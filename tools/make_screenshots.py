@@ -20,8 +20,8 @@ from coordinator.rules.entities import Role
 from coordinator.rules.task_settings import PrivacyBudget
 from coordinator.settings import Settings
 from coordinator.store.tasks import TaskSettings, open_coordinator_store
-from fedcore.model_release import ModelOrigin
 from fedcore.questions.question import Block, Call, Cell, Column, Group, Key, Number, Order, Question, Rows
+from fedcore.signing import ModelOrigin
 from tests.coordinator.browser import chromium, look_as, shows
 from tests.coordinator.pages import play
 from tests.coordinator.questions import ask, make_question_bundle

@@ -12,9 +12,9 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from msgspec.structs import replace
 
 from fedcore import masking
-from fedcore.codecs.codec import Rotation
-from fedcore.ranges import Range
+from fedcore.codecs import Rotation
 from fedcore.report import ReportLayout, Segment
+from fedcore.schedule import Range
 from secagg import packing, parameters
 from secagg.errors import PolicyViolation
 from secagg.packing import PackedSegment

@@ -30,8 +30,7 @@ from coordinator.logs import REQUEST_ID
 from coordinator.metrics import Metrics
 from fedcore.errors import RequestError, StaleSignature, WireError
 from fedcore.wire import messages
-from fedcore.wire.messages import RetryWindow
-from fedcore.wire.problems import PROBLEM_FIELD, PROBLEM_TYPE, Problem, problem
+from fedcore.wire.messages import PROBLEM_FIELD, PROBLEM_TYPE, Problem, RetryWindow, problem
 from ingress.connection import RECEIVE_INTO, Body, ReceiveInto, memory_of
 from ingress.limits import caller_of
 

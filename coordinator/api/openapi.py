@@ -15,12 +15,11 @@ import msgspec
 from fastapi import FastAPI
 
 from fedcore.conditions import StatedConditions
-from fedcore.model_release import ModelRelease
 from fedcore.plan import BlobRef
 from fedcore.release import Signed
-from fedcore.succession import Succession
+from fedcore.signing import ModelRelease, Succession
 from fedcore.wire import messages
-from fedcore.wire.problems import PROBLEM_FIELD, PROBLEM_TYPE, PROBLEMS, URN, Problem, ProblemKind
+from fedcore.wire.messages import PROBLEM_FIELD, PROBLEM_TYPE, PROBLEMS, URN, Problem, ProblemKind
 
 _DIGEST = "sha-256=:uU0nuZNNPgilLlLX2n2r+sSE7+N6U4DukIj3rOLvzek=:"
 _PLAN = BlobRef("b94d27b9934d3e08a52e52d7da7dabfac484efe37a5380ee9088f7ace2efcde9", 4711)

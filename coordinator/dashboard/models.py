@@ -20,7 +20,7 @@ from coordinator.rules.evaluated import Figures, figures_of
 from coordinator.rules.roll_outs import Gate, Model, ModelCount, ModelVersion, RollOut, check_share, earlier, share_of
 from coordinator.store.models import COUNTED_DAYS, model_of, versions_of
 from coordinator.store.records.records import Records
-from fedcore.model_release import ModelRelease
+from fedcore.signing import ModelRelease
 
 
 class Origin(NamedTuple):

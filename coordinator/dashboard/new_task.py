@@ -23,10 +23,9 @@ from coordinator.rules.entities import Role, Token, check_name
 from coordinator.rules.private_sums import as_asked
 from coordinator.rules.task_settings import TaskSettings
 from fedcore.bundle import Manifest
-from fedcore.decoding import UNDECODABLE, decoder
 from fedcore.errors import WrongBody
 from fedcore.release import Signed
-from fedcore.validation import Setting, build, build_one, complaints, settings_of, text_of
+from fedcore.validation import UNDECODABLE, Setting, build, build_one, complaints, decoder, settings_of, text_of
 
 _OF_DEVICES = {"min_examples", "min_separation_s", "min_separation_rounds", "hold_out_devices", "on_held_out"}
 

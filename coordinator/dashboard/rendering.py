@@ -28,10 +28,10 @@ from coordinator.errors import BadToken, ForgedForm, MalformedMessage, Refusal, 
 from coordinator.rules.budget import in_words
 from coordinator.rules.buffers import mean_staleness
 from coordinator.rules.entities import Role, Token
-from fedcore.figures import PERCENTILES
+from fedcore.algorithms.evaluation import PERCENTILES
+from fedcore.errors import visible_lines
 from fedcore.validation import text_of
-from fedcore.visible import visible_lines
-from fedcore.wire.problems import PROBLEMS
+from fedcore.wire.messages import PROBLEMS
 
 _UNITS = (("d", 86_400), ("h", 3600), ("min", 60))
 

@@ -24,7 +24,7 @@ from coordinator.rules.selection import Needs
 from coordinator.rules.states import TaskState
 from coordinator.store.records.devices import StoredNotice
 from coordinator.store.records.records import Records
-from fedcore.decoding import UNDECODABLE
+from fedcore.validation import UNDECODABLE
 from fedcore.wire.messages import RetryWindow
 
 

@@ -17,15 +17,14 @@ from coordinator.errors import InvalidTask, NonFiniteState
 from coordinator.rules.task_settings import ClearReports, TaskSettings
 from fedcore import checkpoint, codecs
 from fedcore.algorithms.algorithm import Algorithm, ServerStep, Trip, figures_of, keeps_client_state, trips_of
-from fedcore.algorithms.fitting import with_local
-from fedcore.codecs.codec import RoundKey
+from fedcore.algorithms.facts import with_local
+from fedcore.codecs import RoundKey
 from fedcore.errors import ReportError
 from fedcore.masking import fixed_point, greatest_weight
 from fedcore.params import FLOAT_BYTES, Float32, VectorSpec
 from fedcore.plan import Plan
-from fedcore.ranges import Range
 from fedcore.report import LOSS_COUNTS, LOSSES, WEIGHT, ReportLayout, Segment
-from fedcore.schedule import Weighting
+from fedcore.schedule import Range, Weighting
 
 Vectors = dict[str, Float32]
 _BLOCK = 1 << 16
@@ -58,7 +57,7 @@ class ReportSum:
 class Aggregate(NamedTuple):
     """The result of a round: the server state after it, the broadcast to devices, and mean metrics with figures.
 
-    losses: how many devices reached each level of loss, where the plan counts them (`fedcore.figures`).
+    losses: how many devices reached each level of loss, where the plan counts them (`fedcore.algorithms.evaluation`).
     """
 
     state: Vectors

@@ -98,7 +98,7 @@ class Counted(NamedTuple):
         return _loss(planned(settings, settings.promise), self.rounds)
 
     def draws(self, place: float) -> bool:
-        """Whether the task draws devices whose hash is at `place`, from 0 to 1 (`fedcore.hold_out`)."""
+        """Whether the task draws devices whose hash is at `place`, from 0 to 1 (`fedcore.batching`)."""
         settings = self.task.settings
         return (place < settings.hold_out_devices) is settings.on_held_out
 

@@ -14,9 +14,8 @@ from coordinator.rules.entities import LONGEST_NAME, Evaluates, ModelSource, Reg
 from coordinator.rules.states import TaskState
 from coordinator.rules.task_settings import MOST_COUNT, ClearReports, TaskSettings
 from fedcore.algorithms.algorithm import Algorithm
-from fedcore.algorithms.evaluation import EVALUATION
+from fedcore.algorithms.evaluation import EVALUATION, PERCENTILES
 from fedcore.algorithms.question import QUESTION
-from fedcore.figures import PERCENTILES
 from fedcore.params import ParamSchema, VectorSpec
 from fedcore.plan import Plan
 from fedcore.schedule import ServerSchedule

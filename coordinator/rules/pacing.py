@@ -28,7 +28,7 @@ from msgspec.structs import replace
 
 from coordinator.rules.rounds import RoundPolicy
 from coordinator.rules.selection import Needs
-from fedcore.decoding import decoder
+from fedcore.validation import decoder
 from fedcore.wire.messages import RetryWindow
 
 # Return tokens: what a device that was sent away shows when it comes back. Pure; spec: docs/spec/rounds.md §7.
@@ -155,7 +155,7 @@ _notice, _tally = decoder(Notice), decoder(Tally)
 
 
 def notice_of(text: str) -> Notice:
-    """The notice in a row. Raises one of fedcore.decoding.UNDECODABLE: another version wrote it."""
+    """The notice in a row. Raises one of fedcore.validation.UNDECODABLE: another version wrote it."""
     return _notice.decode(text)
 
 

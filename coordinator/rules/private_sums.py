@@ -21,14 +21,13 @@ from coordinator.rules.aggregation import Vectors
 from coordinator.rules.task_settings import Secagg, TaskSettings
 from fedcore.algorithms.algorithm import Algorithm, Trip
 from fedcore.codecs import keep_norms
+from fedcore.compression import upload_bytes
 from fedcore.errors import PrivacyError
 from fedcore.masking import fixed_points, least_square
 from fedcore.params import FLOAT_BYTES
 from fedcore.plan import Plan
-from fedcore.privacy.accounting import calibrated, spent
-from fedcore.privacy.mechanisms import check_private as check_sums
+from fedcore.privacy.accounting import calibrated, check_private as check_sums, spent
 from fedcore.privacy.settings import LedgerEntry, Noise, Privacy
-from fedcore.quantisation import upload_bytes
 from fedcore.release import CLIP, SumBounds
 from fedcore.report import WEIGHT, ReportLayout
 from secagg.errors import HeadroomError

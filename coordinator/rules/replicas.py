@@ -21,9 +21,9 @@ from numpy.typing import NDArray
 
 from coordinator.errors import MalformedMessage
 from coordinator.rules.task_settings import ClearReports, TaskSettings
-from fedcore.codecs.codec import RoundKey
-from fedcore.decoding import UNDECODABLE, decoder
+from fedcore.codecs import RoundKey
 from fedcore.report import ReportLayout
+from fedcore.validation import UNDECODABLE, decoder
 
 T = TypeVar("T", bound=msgspec.Struct)
 _HEAD = struct.Struct(">I")

@@ -20,10 +20,10 @@ from msgspec import UNSET
 from coordinator.errors import InvalidModel, UnknownModel
 from fedcore import checkpoint
 from fedcore.errors import SchemaError
-from fedcore.model_release import ModelRelease, decode_model_release
 from fedcore.params import VectorSpec
 from fedcore.plan import BlobRef, Plan
 from fedcore.release import Signed
+from fedcore.signing import ModelRelease, decode_model_release
 
 _DOMAIN = b"muster.roll-out.v1\0"
 

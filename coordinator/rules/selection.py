@@ -13,8 +13,8 @@ from msgspec.structs import replace
 from coordinator.rules.rounds import Round
 from coordinator.rules.states import Requires, RoundState
 from coordinator.rules.task_settings import Separation
+from fedcore.batching import is_held_out
 from fedcore.conditions import StatedConditions, rounded_down
-from fedcore.hold_out import is_held_out
 from fedcore.wire.messages import CheckIn, RejectionReason
 
 T = TypeVar("T")

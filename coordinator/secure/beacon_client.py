@@ -18,8 +18,7 @@ from coordinator.errors import BeaconUnavailable
 from coordinator.keys import Keys
 from fedcore.errors import WireError
 from fedcore.wire import messages
-from fedcore.wire.messages import DrawnBeacon, RequestBeacon
-from fedcore.wire.problems import PROBLEM_FIELD
+from fedcore.wire.messages import PROBLEM_FIELD, DrawnBeacon, RequestBeacon
 from fedcore.wire.signatures import DIGEST, PublicKey, SignableRequest, Signer, content_digest
 from ingress.limits import past_proxies
 

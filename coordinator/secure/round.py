@@ -33,8 +33,7 @@ from coordinator.secure.group import Executors, Group
 from fedcore.masking import greatest_weight, join_weight, layout_hash, model_hash, session_number, task_hash
 from fedcore.plan import Plan
 from fedcore.report import ReportLayout
-from fedcore.signing import SigningKey
-from fedcore.succession import Succession
+from fedcore.signing import SigningKey, Succession
 from fedcore.wire.messages import Assignment
 from secagg.encoding import MessageType
 from secagg.errors import SecaggError

@@ -9,10 +9,9 @@ from coordinator.rules import roll_outs as roll_out_rules
 from coordinator.rules.audit import STORE, Action
 from coordinator.store.blobs import OpenedStore
 from coordinator.store.records.records import Records
-from fedcore.model_release import ModelRelease
 from fedcore.plan import BlobRef, Plan
 from fedcore.release import Signed
-from fedcore.signing import verified
+from fedcore.signing import ModelRelease, verified
 
 COUNTED_DAYS = 30
 """Days of counts that are shown, this one and those before."""

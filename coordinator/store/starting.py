@@ -27,7 +27,7 @@ from fedcore.algorithms.question import QUESTION
 from fedcore.bundle import Bundle
 from fedcore.errors import FedcoreError
 from fedcore.plan import BlobRef, Plan
-from fedcore.privacy.certificate import Spending
+from fedcore.privacy.settings import Spending
 from fedcore.release import Release, ReleasedEvaluation
 
 if TYPE_CHECKING:

@@ -32,8 +32,7 @@ from coordinator.store.registration import Registration
 from coordinator.store.starting import before, spent_before
 from fedcore.bundle import Bundle, Manifest
 from fedcore.privacy.accounting import spent
-from fedcore.privacy.certificate import Ancestor, CertifiedLedger, PrivacyCertificate, ledger_digest
-from fedcore.privacy.settings import LedgerEntry
+from fedcore.privacy.settings import Ancestor, CertifiedLedger, LedgerEntry, PrivacyCertificate, ledger_digest
 from fedcore.release import Signed
 from fedcore.signing import SigningKey
 

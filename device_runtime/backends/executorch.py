@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from device_runtime.backends.backend import Arrays, Edge, Executable, address
 from device_runtime.errors import PlanRefused, RuntimeFailed
 from device_runtime.native.library import VERSION, library
-from fedcore.decoding import decoder
+from fedcore.validation import decoder
 
 KEPT = 2
 # ExecuTorch's numbers of its element types.

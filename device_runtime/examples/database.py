@@ -19,8 +19,8 @@ from numpy.typing import ArrayLike, NDArray
 from device_runtime.errors import ExampleRefused, StoreDamaged, StoreError
 from device_runtime.examples.source import Columns, invalid, padded
 from device_runtime.state.database import DAMAGE, transaction
-from fedcore.decoding import converter
 from fedcore.plan import Field
+from fedcore.validation import converter
 
 Example = Mapping[str, ArrayLike]
 """One value per field: a number, nested lists of numbers, an array, or the text of a uint8 field (bytes); without a

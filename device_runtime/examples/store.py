@@ -23,8 +23,8 @@ from device_runtime.errors import ExampleRefused, SealBroken, StoreDamaged, Stor
 from device_runtime.examples.database import Collection, Example, ExampleDatabase, Retention, words
 from device_runtime.examples.source import Columns, ExampleSource, NpzFile, invalid
 from device_runtime.state.folder import KeyFile, KeyStore, Sealer
-from fedcore.decoding import UNDECODABLE, decoder
 from fedcore.plan import ExampleSpec, Field
+from fedcore.validation import UNDECODABLE, decoder
 
 _COLLECTION = decoder(Collection)
 

@@ -24,9 +24,9 @@ from device_runtime.trainer import Job, Limits, Measured, Texts, divided, local_
 from fedcore import checkpoint
 from fedcore.batching import StreamKey
 from fedcore.errors import BadRelease, FedcoreError
-from fedcore.model_release import check_model_name, decode_model_release
 from fedcore.params import VectorSpec
 from fedcore.plan import PARAMS, BlobRef
+from fedcore.signing import check_model_name, decode_model_release
 
 # Making a released model personal: local steps in a trainer's process, and one sealed file if they help.
 #

@@ -30,9 +30,9 @@ from device_runtime.state.folder import only_session
 from device_runtime.state.journal import Journal
 from device_runtime.trainer import Trainer
 from fedcore.errors import FedcoreError
-from fedcore.model_release import ModelRelease
 from fedcore.plan import Plan
 from fedcore.release import Signed
+from fedcore.signing import ModelRelease
 
 
 class Held:

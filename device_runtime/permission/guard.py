@@ -21,10 +21,9 @@ from device_runtime.state.records import Spent
 from device_runtime.trainer import Limits
 from fedcore.conditions import Conditions
 from fedcore.errors import BadSignature, InvalidKey
-from fedcore.model_release import ModelRelease
 from fedcore.params import FLOAT_BYTES
 from fedcore.plan import MOST_PLAN_BYTES, Field, Plan, PredictPlan
-from fedcore.signing import verify
+from fedcore.signing import ModelRelease, verify
 from fedcore.wire.messages import Assignment, Offer
 
 

@@ -20,10 +20,9 @@ from device_runtime.state.database import StateDatabase
 from device_runtime.state.records import ModelStore
 from fedcore import checkpoint
 from fedcore.errors import FedcoreError
-from fedcore.model_release import ModelRelease
 from fedcore.params import Float32
 from fedcore.release import LineageEntry, LogProof, Release, Signed, TreeHead, decode_entry, decode_head, decode_release
-from fedcore.signing import verified
+from fedcore.signing import ModelRelease, verified
 from fedcore.wire.messages import Assignment
 from secagg.graph import climb, depth
 

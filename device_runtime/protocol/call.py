@@ -17,8 +17,7 @@ import msgspec
 from device_runtime.errors import BadAnswer, RefusalHints, Refused, Unreachable, plain
 from device_runtime.protocol.connection import PIECE, Address, HttpRequest, HttpResponse
 from fedcore.errors import WireError
-from fedcore.wire.messages import Assignment, Rejected, decode
-from fedcore.wire.problems import PROBLEM_FIELD, PROBLEM_TYPE, Problem, decode_problem
+from fedcore.wire.messages import PROBLEM_FIELD, PROBLEM_TYPE, Assignment, Problem, Rejected, decode, decode_problem
 from fedcore.wire.signatures import SignableRequest, Signer, content_digest, digest_field
 
 TIMEOUT_S = 30.0

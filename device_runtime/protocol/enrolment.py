@@ -18,9 +18,9 @@ from device_runtime.errors import SecaggRefused, TransportError
 from device_runtime.permission.policy import NamedAuthority
 from device_runtime.protocol.transport import Transport
 from device_runtime.state.database import StateDatabase, read_json
-from fedcore.decoding import decoder
 from fedcore.errors import BrokenSuccession
-from fedcore.succession import Succession
+from fedcore.signing import Succession
+from fedcore.validation import decoder
 from fedcore.wire import messages
 from fedcore.wire.signatures import PublicKey, Signer, device_id
 from secagg.errors import SecaggError

@@ -13,9 +13,8 @@ from numpy.typing import NDArray
 
 from device_runtime.trainer import Limits
 from fedcore.batching import StreamKey
-from fedcore.decoding import UNDECODABLE, decoder
 from fedcore.plan import Field
-from fedcore.validation import Count, NotNegative
+from fedcore.validation import UNDECODABLE, Count, NotNegative, decoder
 
 M = TypeVar("M")
 _LENGTH = struct.Struct("!I")

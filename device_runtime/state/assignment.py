@@ -20,9 +20,9 @@ from device_runtime.errors import BadAnswer, PlanRefused, Refused, ReportLost, S
 from device_runtime.state.database import StateDatabase, read_json
 from device_runtime.state.folder import OVERHEAD_BYTES, Sealer, write_whole
 from fedcore import checkpoint
-from fedcore.decoding import decoder
 from fedcore.params import Float32
 from fedcore.plan import Plan
+from fedcore.validation import decoder
 from fedcore.wire.messages import Assignment, Settled
 
 SUFFIX = ".report"

@@ -147,7 +147,7 @@ class BlobCache:
         delta = self._fetch_delta(ref, before.name)
         if delta is None:
             return None
-        from fedcore.deltas import applied  # rarely needed
+        from fedcore.checkpoint import applied  # rarely needed
 
         try:
             data = applied(delta, before.read_bytes(), ref)

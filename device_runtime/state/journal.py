@@ -15,7 +15,7 @@ from device_runtime.clock import Clock
 from device_runtime.outcome import SessionFacts
 from device_runtime.state.database import StateDatabase, read_database, read_json
 from device_runtime.state.folder import is_held
-from fedcore.decoding import decoder
+from fedcore.validation import decoder
 
 # Entries with and without work have separate limits, so that a year of "no work now" does not displace trainings.
 MOST_WITH_WORK = 1000

@@ -7,10 +7,10 @@ from msgspec import structs
 
 from device_runtime.clock import MOMENT, Clock, Moment
 from device_runtime.state.database import StateDatabase, read_json
-from fedcore.decoding import decoder
 from fedcore.errors import BadRelease
-from fedcore.model_release import decode_model_release
 from fedcore.release import Signed
+from fedcore.signing import decode_model_release
+from fedcore.validation import decoder
 from fedcore.wire.messages import MOST_NAMES
 
 _KEEP = """

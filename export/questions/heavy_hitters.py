@@ -23,7 +23,7 @@ from fedcore.algorithms.algorithm import Algorithm
 from fedcore.algorithms.heavy_hitters import CELL, HeavyHitters
 from fedcore.errors import InvalidSetting, QuestionError
 from fedcore.plan import Field
-from fedcore.questions.prefix_tree import UNKNOWN, PrefixTree
+from fedcore.questions.question import UNKNOWN, PrefixTree
 
 HEAVY_HITTERS = "heavy-hitters"
 OPTIONS = "candidates", "step_bits"

@@ -1,12 +1,13 @@
-"""The algorithms, by name. Each is one file."""
+"""The algorithms, by name. Each is one file; those of a user's own are named as `package.module:Class`."""
 
 from __future__ import annotations
 
 import dataclasses
+import inspect
 from collections.abc import Container, Mapping
 from typing import Any, cast
 
-from fedcore.algorithms.algorithm import Algorithm
+from fedcore.algorithms.algorithm import Algorithm, parse
 from fedcore.algorithms.clipped import Clipped, Clipping
 from fedcore.algorithms.compare import Compare
 from fedcore.algorithms.dsvrg import Dsvrg
@@ -35,13 +36,11 @@ from fedcore.algorithms.local_ada_alter import LocalAdaAlter
 from fedcore.algorithms.mime import Mime
 from fedcore.algorithms.mime_lite import MimeLite
 from fedcore.algorithms.norm_fed_avg import NormFedAvg
-from fedcore.algorithms.own import module_of, own_algorithm
 from fedcore.algorithms.personalisation import Personalisation
 from fedcore.algorithms.question import Ask
 from fedcore.algorithms.scaffold import Scaffold
-from fedcore.algorithms.settings import parse
-from fedcore.errors import AlgorithmError, InvalidAlgorithm, InvalidSetting, UnknownAlgorithm
-from fedcore.validation import offered
+from fedcore.errors import AlgorithmError, InvalidAlgorithm, InvalidSetting, UnknownAlgorithm, UntrustedAlgorithm
+from fedcore.validation import import_own, offered, own_name
 
 __all__ = ["ALGORITHMS", "create", "module_of", "name_of", "setting_meant", "settings_of"]
 
@@ -146,3 +145,68 @@ def _class(name: str, modules: Container[str]) -> type[Algorithm]:
     if own.name in ALGORITHMS:
         raise InvalidAlgorithm(f"{name} is called {own.name!r}, as a built-in algorithm is; give it another `name`")
     return own
+
+
+# Algorithms of a user's own: frozen dataclasses, named as `package.module:Class`.
+#
+# To import a module runs its author's code. So a module is imported only where somebody who may decide that has named
+# it: on a command line, or in the settings of a coordinator. What a plan, a bundle or a request says is not enough.
+
+
+_ALWAYS = ("name", "family", "weighting", "init")
+_OF_A_TRIP = ("passes", "broadcast", "report", "update")
+_OF_CLIENT_STATE = ("init_client", "keep")
+
+
+def module_of(name: str) -> str:
+    """The module that `package.module:Class` or `file.py:Class` names; empty for a built-in algorithm."""
+    module, separator, _ = own_name(name).partition(":")
+    return module if separator else ""
+
+
+def own_algorithm(name: str, modules: Container[str]) -> type[Any]:
+    """The class that `package.module:Class` names; its module is looked up in the working folder too.
+
+    modules: those that may be imported.
+    Raises UntrustedAlgorithm, UnknownAlgorithm, or InvalidAlgorithm for a class that is none of an algorithm.
+    """
+    module, _, cls = own_name(name).partition(":")
+    if module not in modules:
+        raise UntrustedAlgorithm(
+            f"algorithm {name!r} is not built in, and a coordinator imports only modules that its settings name; if "
+            f"you trust that code, put {module} into its setting `algorithms` (MUSTER_ALGORITHMS={module})"
+        )
+    try:
+        imported = import_own(module)
+    except Exception as error:  # whatever the user's own code raises
+        words = str(error).strip().partition("\n")[0]
+        raise UnknownAlgorithm(f"cannot import {name!r}: {type(error).__name__}: {words}") from error
+    found = getattr(imported, cls, None)
+    here = [one.__name__ for one in vars(imported).values() if isinstance(one, type) and one.__module__ == module]
+    # Without this a name could reach every class that the module itself imports, such as one that starts processes.
+    if not isinstance(found, type) or found.__module__ != module:
+        raise UnknownAlgorithm(f"module {module} defines no algorithm {cls!r}; {offered(cls, here)}")
+    _check_class(found)
+    return found
+
+
+def _check_class(cls: type[Any]) -> None:
+    """Refuse what cannot be an algorithm, before it is made."""
+    where = f"{cls.__name__} ({inspect.getsourcefile(cls)}:{inspect.getsourcelines(cls)[1]})"
+    if not dataclasses.is_dataclass(cls) or not cls.__dataclass_params__.frozen:  # type: ignore[attr-defined]
+        raise InvalidAlgorithm(f"{where} is no frozen dataclass; put @dataclass(frozen=True) above it")
+    required = (*_ALWAYS, "trips") if hasattr(cls, "trips") else (*_ALWAYS, *_OF_A_TRIP)
+    if any(hasattr(cls, name) for name in _OF_CLIENT_STATE):
+        required = (*required, *_OF_CLIENT_STATE)
+    fields = {field.name for field in dataclasses.fields(cls)}
+    lacking = [name for name in required if not hasattr(cls, name) and name not in fields]
+    if lacking:
+        raise InvalidAlgorithm(
+            f"{where} lacks {', '.join(lacking)}; fedcore/algorithms/algorithm.py says what an algorithm has"
+        )
+    bare = [field.name for field in dataclasses.fields(cls) if "setting" not in field.metadata]
+    if bare:
+        raise InvalidAlgorithm(
+            f"{where}: the fields {', '.join(bare)} are no settings; give each a default and a range by a function of "
+            "fedcore.algorithms.algorithm, such as positive(0.1)"
+        )

@@ -18,9 +18,8 @@ import numpy as np
 
 from fedcore.algorithms import algorithm as contract, rehearsal
 from fedcore.errors import InvalidAlgorithm
-from fedcore.ranges import Range
 from fedcore.report import WEIGHT
-from fedcore.schedule import Weighting
+from fedcore.schedule import Range, Weighting
 
 SIZE, DEVICES = 5, 2
 """Parameters of the model and devices of the cohort in a check: different, so that one is not taken for the other."""

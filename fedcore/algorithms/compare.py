@@ -7,7 +7,7 @@ of a model the device's own mean of a metric in its range, and x its examples (`
     on the phone    sums of every metric at the model `params`, then at the model `other`, on the same examples
                     d = m(params) − m(other); x, x²; d, d², d x, d x², d² x² of every metric; 1 where params is better
     on the server   the models stay. Of the sums: the mean difference over devices and over examples with intervals,
-                    and the share of devices for which `params` is better (`fedcore.figures`)
+                    and the share of devices for which `params` is better (`fedcore.algorithms.evaluation`)
 
 A loss is better where it is lower, every other metric where it is higher. Trap: two evaluations, one of each model, are
 no comparison. Their devices differ, and so the interval of the difference is many times as wide.

@@ -7,7 +7,7 @@ range, and x its examples (`fedcore.algorithms.evaluation`):
     on the phone    sums S of every metric at the received model, in one sweep
                     x, x²; m, m², m x, m x², m² x² of every metric; 1 in the one of its bins that m lies in, else 0
     on the server   the model stays. Of the sums: means over devices and over examples with their intervals, and
-                    percentiles over devices (`fedcore.figures`)
+                    percentiles over devices (`fedcore.algorithms.evaluation`)
 
 So the sum of the last is a histogram over devices that no one can take apart under secure aggregation, and the norm of
 a report is √(2 + 6 N) at most with N metrics. Trap: an edge lies a thousandth of a bin lower than j / bins, lest a
@@ -20,12 +20,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-from fedcore.algorithms.algorithm import Broadcast, Carry, Pass, Report, ServerStep, State, Vector
+from fedcore.algorithms.algorithm import Broadcast, Carry, Pass, Report, ServerStep, State, Vector, count
 from fedcore.algorithms.clipped import constants, indicator
-from fedcore.algorithms.evaluation import ZERO_OR_ONE, Measuring
-from fedcore.algorithms.settings import count
-from fedcore.figures import counts, means, percentiles
-from fedcore.ranges import Range
+from fedcore.algorithms.evaluation import ZERO_OR_ONE, Measuring, counts, means, percentiles
+from fedcore.schedule import Range
 
 _LOWER = 1e-3
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from fedcore.algorithms.partly_local import PartlyLocal
+from fedcore.algorithms.local_training import PartlyLocal
 
 
 @dataclass(frozen=True, slots=True)

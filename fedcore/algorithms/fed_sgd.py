@@ -16,10 +16,20 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-from fedcore.algorithms.algorithm import Broadcast, Carry, Pass, Report, ServerStep, State, Vector
-from fedcore.algorithms.local_training import initial_state, server_sgd
-from fedcore.algorithms.settings import choice, count, fraction, positive
-from fedcore.algorithms.two_trips import full_gradient, mean_gradient
+from fedcore.algorithms.algorithm import (
+    Broadcast,
+    Carry,
+    Pass,
+    Report,
+    ServerStep,
+    State,
+    Vector,
+    choice,
+    count,
+    fraction,
+    positive,
+)
+from fedcore.algorithms.local_training import full_gradient, initial_state, mean_gradient, server_sgd
 from fedcore.schedule import Weighting
 
 

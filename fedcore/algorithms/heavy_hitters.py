@@ -5,7 +5,7 @@ Zhu, Kairouz, McMahan, Sun, Li, "Federated heavy hitters discovery with differen
 "Differentially private heavy hitter detection using federated analytics", SaTML 2024 (OptPrefixTree), after Wang, Li,
 Jha, "Locally differentially private heavy hitter identification", TDSC 2021 (PEM). With C candidates that devices
 receive, S + 1 ways in which a value may go on, and m examples v of a device, drawn at random in every round
-(`fedcore.questions.prefix_tree`):
+(`fedcore.questions.question`):
 
     on the phone    q[c, e] = 1 if some v begins with candidate c and goes on by e, else 0
     on the server   n = Σ q, and a limit: `minimum_devices`, or `deviations` times the deviation of the noise if that is
@@ -33,14 +33,25 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from fedcore.algorithms.algorithm import Broadcast, Carry, Measure, Pass, Report, ServerStep, State, Vector
+from fedcore.algorithms.algorithm import (
+    Broadcast,
+    Carry,
+    Measure,
+    Pass,
+    Report,
+    ServerStep,
+    State,
+    Vector,
+    count,
+    nonnegative,
+    text,
+    whole,
+)
 from fedcore.algorithms.clipped import indicator
 from fedcore.algorithms.question import QUESTION
-from fedcore.algorithms.settings import count, nonnegative, text, whole
 from fedcore.errors import InvalidSetting
-from fedcore.questions.prefix_tree import ANSWERED, DEAD, DEVICES, OUT_OF, PREFIXES, UNKNOWN, WORDS, PrefixTree
-from fedcore.ranges import Range
-from fedcore.schedule import Loop, Weighting
+from fedcore.questions.question import ANSWERED, DEAD, DEVICES, OUT_OF, PREFIXES, UNKNOWN, WORDS, PrefixTree
+from fedcore.schedule import Loop, Range, Weighting
 
 PASS, CELL, VOTES, CELLS = "vote", "cell", "votes", "cells"
 MOST_VOTES = 1 << 14

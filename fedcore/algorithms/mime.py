@@ -16,7 +16,7 @@ With U the base optimizer's step and V the move of its state s:
     adam      s = m, v   U(g, s) = (β₁ m + (1 − β₁) g) / (√v + ε)       V: m as above, v ← β₂ v + (1 − β₂) c²
     adagrad   s = v      U(g, s) = g / (√v + ε)                         V: v ← v + c²
 
-The paper has one cohort for both trips, which `same_cohort` asks for. Else each trip has its own (`two_trips.py`).
+The paper has one cohort for both trips, which `same_cohort` asks for. Else each trip has its own (`local_training.py`).
 
 Traps: both gradients of a step are taken on the same batch. s moves once for two trips, after the local work, from c.
 With "sgd", full batches and one cohort this is FedDane without its proximal term.
@@ -28,8 +28,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from fedcore.algorithms.algorithm import Broadcast, Carry, Gradient, Report, ServerStep, State, Trip, Vector
-from fedcore.algorithms.base_optimizer import BaseOptimizer
-from fedcore.algorithms.two_trips import begin_state, gather_gradient, reduced_gradient, train
+from fedcore.algorithms.local_training import BaseOptimizer, begin_state, gather_gradient, reduced_gradient, train
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,10 +24,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from fedcore.algorithms.algorithm import Broadcast, Carry, Gradient, Pass, Report, ServerStep, State, Vector
-from fedcore.algorithms.base_optimizer import BaseOptimizer
-from fedcore.algorithms.settings import choice
-from fedcore.algorithms.two_trips import full_gradient, mean_gradient
+from fedcore.algorithms.algorithm import Broadcast, Carry, Gradient, Pass, Report, ServerStep, State, Vector, choice
+from fedcore.algorithms.local_training import BaseOptimizer, full_gradient, mean_gradient
 
 
 @dataclass(frozen=True, slots=True)

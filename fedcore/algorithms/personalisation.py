@@ -9,7 +9,7 @@ a metric in its range, and x its examples (`fedcore.algorithms.evaluation`):
                     sums of every metric at y
                     d = m(y) − m(x); x, x²; d, d², d x, d x², d² x² of every metric; 1 where y is better
     on the server   the model stays. Of the sums: the mean gain over devices and over examples with intervals, and the
-                    share of devices that gain (`fedcore.figures`)
+                    share of devices that gain (`fedcore.algorithms.evaluation`)
 
 A loss is better where it is lower, every other metric where it is higher. Trap: y is measured on the examples that it
 was trained on, so a gain says what it learns there. For what it then knows of others, devices hold examples out.
@@ -21,10 +21,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-from fedcore.algorithms.algorithm import Broadcast, Carry, Pass, Report
+from fedcore.algorithms.algorithm import Broadcast, Carry, Pass, Report, count, positive
 from fedcore.algorithms.evaluation import MeasuringTwice
 from fedcore.algorithms.local_training import LocalSgd
-from fedcore.algorithms.settings import count, positive
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,13 +28,23 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Protocol, cast
 
-from fedcore.algorithms.algorithm import Algorithm, Broadcast, Carry, Measure, Pass, Report, ServerStep, State, Vector
+from fedcore.algorithms.algorithm import (
+    Algorithm,
+    Broadcast,
+    Carry,
+    Measure,
+    Pass,
+    Report,
+    ServerStep,
+    State,
+    Vector,
+    count,
+    text,
+)
 from fedcore.algorithms.clipped import Clipped, constants, indicator
-from fedcore.algorithms.settings import count, text
 from fedcore.errors import QuestionError
 from fedcore.questions.question import WORD, Block, Question, words_of
-from fedcore.ranges import MOST_BITS, Range
-from fedcore.schedule import Loop, Weighting
+from fedcore.schedule import MOST_BITS, Loop, Range, Weighting
 
 QUESTION = "question"
 """The family of algorithms that ask devices for statistics, and the name of the only one that takes any question."""

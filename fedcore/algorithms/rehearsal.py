@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from fedcore.algorithms import algorithm as contract
 from fedcore.algorithms.clipped import Clipped, constants
 from fedcore.algorithms.heavy_hitters import HeavyHitters
-from fedcore.algorithms.partly_local import AUTO, PartlyLocal
+from fedcore.algorithms.local_training import AUTO, PartlyLocal
 from fedcore.algorithms.question import Ask
 
 # A probe: a vector that knows nothing but the operators of the contract, and says so when it is asked for more.

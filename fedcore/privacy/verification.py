@@ -10,15 +10,17 @@ from msgspec import UNSET
 
 from fedcore.errors import BadSignature, InvalidKey
 from fedcore.privacy.accounting import spent
-from fedcore.privacy.certificate import (
+from fedcore.privacy.settings import (
     Ancestor,
     CertifiedLedger,
+    LedgerEntry,
+    Noise,
+    Privacy,
     PrivacyCertificate,
     Spending,
     decode_certificate,
     ledger_digest,
 )
-from fedcore.privacy.settings import LedgerEntry, Noise, Privacy
 from fedcore.signing import verified
 
 SAME_EPSILON = 1e-6

@@ -17,12 +17,25 @@ from fedcore.algorithms.clipped import Clipped
 from fedcore.algorithms.heavy_hitters import HeavyHitters
 from fedcore.algorithms.question import Ask
 from fedcore.bundle import AlgorithmRef
-from fedcore.errors import QuestionError
+from fedcore.errors import QuestionError, table_of, visible
 from fedcore.params import Float32
 from fedcore.questions.functions import FUNCTIONS
-from fedcore.questions.prefix_tree import ANSWERED, DEVICES, OUT_OF, WORDS
-from fedcore.questions.question import WORD, Call, Cell, Group, Literals, Number, Question, Shown, Value, words_of
-from fedcore.visible import table_of, visible
+from fedcore.questions.question import (
+    ANSWERED,
+    DEVICES,
+    OUT_OF,
+    WORD,
+    WORDS,
+    Call,
+    Cell,
+    Group,
+    Literals,
+    Number,
+    Question,
+    Shown,
+    Value,
+    words_of,
+)
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -18,9 +18,9 @@ from simulator.configuration import COMPRESS, HOLD_OUT, LOCAL, ON_HELD_OUT
 
 if TYPE_CHECKING:
     from fedcore.algorithms.algorithm import Algorithm
+    from fedcore.batching import HoldOut
     from fedcore.bundle import Bundle, Certificate, Evidence
-    from fedcore.codecs.compression import Compression
-    from fedcore.hold_out import HoldOut
+    from fedcore.compression import Compression
     from fedcore.plan import Field, PassPlan, Plan
     from fedcore.signing import SigningKey
 
@@ -79,7 +79,7 @@ def export(
 
     # Wrong options are reported before torch is loaded, which takes seconds.
     chosen, compression = _checked(algorithm, settings, compress)
-    from fedcore.hold_out import HoldOut
+    from fedcore.batching import HoldOut
 
     hold_out = HoldOut.asked(hold_out_examples, on_held_out=on_held_out_examples)
     if not (force or every or list_models):
@@ -115,7 +115,7 @@ def _checked(algorithm: str, settings: list[str] | None, compress: str) -> tuple
     from fedcore.algorithms import create, module_of
 
     chosen = create(algorithm, parse_key_values(settings), [module_of(algorithm)])
-    from fedcore.codecs.compression import Compression  # loads NumPy
+    from fedcore.compression import Compression  # loads NumPy
 
     return chosen, Compression.parse(compress)
 
@@ -361,7 +361,7 @@ def _describe(bundle: Bundle, json: bool) -> None:
 
 def _of_trip(plan: Plan) -> dict[str, Any]:
     """The facts about one trip of a plan."""
-    from fedcore.quantisation import upload_bytes
+    from fedcore.compression import upload_bytes
 
     return {
         "down_bytes": 4 * sum(vector.size for vector in plan.broadcast),

@@ -131,7 +131,7 @@ def verify(
         if signer is not None:
             raise typer.BadParameter("simulations are not signed: leave it out", param_hint="--signer")
         return _verify_run(checkpoint, json)
-    from fedcore.privacy.certificate import CertifiedLedger, certificate_file
+    from fedcore.privacy.settings import CertifiedLedger, certificate_file
     from fedcore.privacy.verification import verify as check
 
     verdict = check(checkpoint.read_bytes(), CertifiedLedger.decode(certificate_file(checkpoint).read_bytes()), signer)

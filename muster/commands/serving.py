@@ -17,7 +17,7 @@ from muster.output import Json, emit, say, say_next
 from muster.plain import EXIT_TERMINATED, remark
 
 if TYPE_CHECKING:
-    from fedcore.succession import SucceedingKey
+    from fedcore.signing import SucceedingKey
 
 
 ReadyFile = Annotated[Path | None, typer.Option(help="Write the URLs here, a line each, when ready.")]
@@ -69,7 +69,7 @@ def new_key(
     Only its owner may read the file. Keep a copy elsewhere: devices trust no other key. The coordinator must never have
     it; its settings and the devices' policies name the public key.
     """
-    from fedcore.succession import SucceedingKey
+    from fedcore.signing import SucceedingKey
 
     key = SucceedingKey.new("authority")
     key.save(out)
@@ -87,7 +87,7 @@ def rotate(
 
     Then restart the authority, and restart the coordinator with the new public key. Devices follow by themselves.
     """
-    from fedcore.succession import SucceedingKey
+    from fedcore.signing import SucceedingKey
 
     successor = SucceedingKey.load("authority", key).successor()
     successor.save(key, replace=True)
@@ -107,8 +107,7 @@ def serve(*, settings: Mapping[str, Any], ready_file: ReadyFile = None) -> None:
     """
     from authority.server import serve as run
     from coordinator.logs import configure_logs
-    from fedcore.signing import key_text
-    from fedcore.succession import SucceedingKey
+    from fedcore.signing import SucceedingKey, key_text
 
     config = build(AuthorityConfig, settings, text=True)
     for_people = configure_logs("info", "auto")

@@ -274,7 +274,7 @@ def checkpoint(
     """
     import safetensors.numpy
 
-    from fedcore.privacy.certificate import certificate_file, decode_certificate
+    from fedcore.privacy.settings import certificate_file, decode_certificate
 
     if out.is_file() and not force:
         raise typer.BadParameter(f"{out} exists; name another file, or replace it with --force", param_hint="--out")

@@ -18,8 +18,8 @@ from coordinator.store.tasks import TaskSettings
 from device_runtime.device import Device
 from device_runtime.permission.policy import Policy
 from device_runtime.state.folder import KeyFile, Sealer, device_key
+from fedcore.batching import is_held_out
 from fedcore.bundle import Bundle
-from fedcore.hold_out import is_held_out
 from fedcore.params import Float32
 from fedcore.signing import SigningKey
 from muster.creating import Evaluated, starting_from

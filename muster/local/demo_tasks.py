@@ -21,9 +21,9 @@ from fedcore.algorithms import create, module_of, settings_of
 from fedcore.algorithms.algorithm import Algorithm
 from fedcore.algorithms.rehearsal import moves_by_participation
 from fedcore.bundle import Bundle
+from fedcore.errors import table_of
 from fedcore.plan import prefixed
 from fedcore.signing import SigningKey
-from fedcore.visible import table_of
 from muster.local.demo_app import AppResult, AppTrip, DemoFailed, choose_keys
 from muster.local.fleet import difference_from_engine, local_fleet
 from muster.local.server import LocalCoordinator

@@ -25,8 +25,7 @@ from coordinator.settings import Settings, load_settings
 from coordinator.store.database import Database
 from coordinator.store.tasks import CoordinatorStore, TaskSettings, open_coordinator_store
 from fedcore.bundle import Bundle
-from fedcore.signing import SigningKey, key_text
-from fedcore.succession import SucceedingKey
+from fedcore.signing import SigningKey, SucceedingKey, key_text
 from muster.plain import remark
 from muster.releasing import released
 

@@ -8,8 +8,8 @@ from xml.sax.saxutils import escape
 import numpy as np
 from numpy.typing import NDArray
 
+from fedcore.errors import visible
 from fedcore.questions.answer import Answer
-from fedcore.visible import visible
 from muster.pictures.curves import FONTS, GREY, Picture
 
 CELL_WIDTH, CELL_HEIGHT, LEFT, TOP, BELOW = 64, 34, 110, 44, 50

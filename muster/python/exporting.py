@@ -20,9 +20,9 @@ from export.normalising import normalised
 from export.verify import source_of
 from fedcore.algorithms import create, module_of
 from fedcore.algorithms.algorithm import Algorithm
+from fedcore.batching import HoldOut
 from fedcore.bundle import Bundle
-from fedcore.codecs.compression import Compression
-from fedcore.hold_out import HoldOut
+from fedcore.compression import Compression
 from fedcore.questions.answer import Answer
 from fedcore.validation import build, own_name
 from muster.python.arguments import check_trained, of_kind, progress_line, speaking_python, with_settings_of

@@ -18,10 +18,10 @@ from coordinator.rules.progress import START
 from export.model import Model, ModelSpec
 from fedcore.algorithms import name_of, setting_meant
 from fedcore.algorithms.algorithm import Algorithm
+from fedcore.errors import table_of
 from fedcore.params import Float32
 from fedcore.private_files import write_whole
 from fedcore.validation import offered
-from fedcore.visible import table_of
 from muster.pictures.curves import Axes, draw_repeated
 from muster.python.arguments import check_trained, of_kind, progress_line, speaking_python, with_settings_of
 from simulator import datasets

@@ -8,7 +8,7 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from fedcore.algorithms.settings import count, flag, nonnegative, positive
+from fedcore.algorithms.algorithm import count, flag, nonnegative, positive
 from simulator.baselines import LinearBaseline
 from simulator.baselines.method import Array, LinearProblem, Method, Order, sigmoid
 

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from export.errors import reason
-from fedcore.decoding import UNDECODABLE, decoder
+from fedcore.validation import UNDECODABLE, decoder
 from simulator.columns import int64_of
 from simulator.errors import DatasetError
 from simulator.population import Population

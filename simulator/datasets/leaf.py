@@ -14,8 +14,8 @@ from typing import Generic, TypeVar
 import msgspec
 import numpy as np
 
-from fedcore.decoding import UNDECODABLE, decoder
 from fedcore.errors import why
+from fedcore.validation import UNDECODABLE, decoder
 from simulator.datasets.bundled import CHARACTERS, WINDOW, characters
 from simulator.errors import DatasetError
 from simulator.population import Array, Population

@@ -18,7 +18,7 @@ from export.model import Model
 from export.purity import EXAMPLES, Found, Sample, check_pure
 from export.trial_examples import check_ranges
 from fedcore.algorithms.algorithm import Algorithm, keeps_client_state
-from fedcore.decoding import decoder
+from fedcore.validation import decoder
 from simulator.engines import Wanted
 from simulator.engines.computing import Computing
 from simulator.engines.oracle import CohortOracle

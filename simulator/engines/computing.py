@@ -12,7 +12,7 @@ from torch import Tensor
 
 from export.model import Model
 from fedcore.algorithms.algorithm import Algorithm
-from fedcore.decoding import decoder
+from fedcore.validation import decoder
 from simulator.client_states import ClientStates
 from simulator.engines.recorded.program import CudaGraphs, Programs
 from simulator.engines.sums import Client, ClientTrainer, RoundSums, blocks, dealt

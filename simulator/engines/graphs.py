@@ -21,10 +21,10 @@ from export.model import Model
 from fedcore import plan as plans
 from fedcore.algorithms.algorithm import Algorithm
 from fedcore.checkpoint import decode_frozen
-from fedcore.decoding import decoder
 from fedcore.params import Float32, Frozen
 from fedcore.release import CLIP
 from fedcore.report import all_finite, clip_to
+from fedcore.validation import decoder
 from simulator.engines.sums import Client, RoundSums
 from simulator.errors import EngineError
 from simulator.population import Population

@@ -15,7 +15,7 @@ from fedcore.algorithms.algorithm import Algorithm, ClientState, Report, ranges_
 from fedcore.algorithms.clipped import Clipped
 from fedcore.algorithms.rehearsal import Bowl, contribute, received
 from fedcore.batching import StreamKey
-from fedcore.ranges import Range
+from fedcore.schedule import Range
 
 # The most clients that are summed in float32, before the sum is added in float64; reports with ranges always are.
 SUMMED_TOGETHER = 20

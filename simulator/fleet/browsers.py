@@ -23,7 +23,7 @@ from urllib.parse import urlsplit
 import msgspec
 import numpy as np
 
-from fedcore.decoding import decoder
+from fedcore.validation import decoder
 from ingress.limits import is_this_machine
 from simulator.errors import BrowserMissing, FleetError
 from simulator.fleet.fork_server import Start

@@ -33,8 +33,8 @@ from device_runtime.protocol.transport import Transport
 from device_runtime.session import run_session
 from device_runtime.trainer import InProcess, Limits
 from fedcore.batching import StreamKey, permutation
-from fedcore.decoding import decoder
 from fedcore.private_files import exit_on_sigterm
+from fedcore.validation import decoder
 from secagg.keys import PairKey
 from simulator.fleet import faults
 from simulator.fleet.faults import EmulatedDevice, PlannedFailure

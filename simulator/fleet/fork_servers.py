@@ -16,7 +16,7 @@ from pathlib import Path
 import msgspec
 
 import device_runtime
-from fedcore.decoding import decoder
+from fedcore.validation import decoder
 from simulator.errors import FleetError
 from simulator.fleet import arm, browsers
 from simulator.fleet.fork_server import Ended, Start

@@ -21,9 +21,8 @@ from msgspec.structs import replace
 from device_runtime.backends import BACKENDS
 from device_runtime.conditions import Requirements
 from device_runtime.errors import ConfigError
-from fedcore.decoding import converter
 from fedcore.errors import why
-from fedcore.validation import offered
+from fedcore.validation import converter, offered
 from secagg.encoding import DEVICE_MESSAGES
 from simulator.errors import ProfileError
 from simulator.fleet.faults import EmulatedConditions, EmulatedDevice, PlannedDeath, PlannedFailure

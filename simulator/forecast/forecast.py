@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedcore.bundle import Bundle
+from fedcore.compression import upload_bytes
 from fedcore.params import FLOAT_BYTES
-from fedcore.quantisation import upload_bytes
 from simulator.forecast.configuration import ForecastConfig
 from simulator.forecast.course import CommittedRound, Course
 from simulator.forecast.task_rounds import TaskRounds

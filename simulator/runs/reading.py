@@ -15,9 +15,8 @@ import msgspec
 import safetensors
 import safetensors.numpy
 
-from fedcore.decoding import UNDECODABLE, decoder
 from fedcore.errors import why
-from fedcore.validation import offered
+from fedcore.validation import UNDECODABLE, decoder, offered
 from simulator.configuration import SimulationConfig, to_config
 from simulator.engines.computing import EngineName
 from simulator.errors import EngineError, RunError

@@ -18,8 +18,8 @@ import msgspec
 import numpy as np
 
 from export.errors import UnknownModel
-from fedcore.decoding import converter, decoder
 from fedcore.errors import AlgorithmError, ScheduleError, why
+from fedcore.validation import converter, decoder
 from simulator import datasets
 from simulator.configuration import SimulationConfig, to_config
 from simulator.engines.computing import EVERY_GPU

@@ -11,7 +11,7 @@ from authority.attestation import AndroidPhones, Attestation
 from authority.configuration import AuthorityConfig
 from authority.errors import BadAndroidFile, NotAttested
 from fedcore.errors import WireError
-from fedcore.succession import SucceedingKey
+from fedcore.signing import SucceedingKey
 from fedcore.wire import messages
 from fedcore.wire.messages import (
     MOST_CERTIFICATES,

@@ -15,7 +15,7 @@ from cryptography.hazmat.primitives.asymmetric import ec, ed25519
 from authority.attestation import DEVELOPMENT, PRODUCTION, ApplePhones, Attestation
 from authority.configuration import AuthorityConfig
 from authority.errors import BadAndroidFile, BadAppleFile, NotAttested
-from fedcore.succession import SucceedingKey
+from fedcore.signing import SucceedingKey
 from fedcore.wire import messages
 from fedcore.wire.messages import AppAttest, IssuedCredential, attestation_challenge
 from tests.authority.android import Maker, tlv

@@ -10,8 +10,7 @@ from coordinator.errors import BeaconUnavailable
 from coordinator.keys import Keys
 from coordinator.secure.beacon_client import BeaconClient
 from fedcore.errors import InvalidKey
-from fedcore.signing import key_text
-from fedcore.succession import SucceedingKey
+from fedcore.signing import SucceedingKey, key_text
 from fedcore.wire.messages import RequestBeacon
 from secagg.errors import BadSignature
 from secagg.graph import hash_of, root_of

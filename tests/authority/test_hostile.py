@@ -18,7 +18,7 @@ import httpx2
 import pytest
 
 from authority.service import MOST_BYTES
-from fedcore.succession import SucceedingKey
+from fedcore.signing import SucceedingKey
 from fedcore.wire.messages import AndroidKey, AppAttest, Unattested
 from fedcore.wire.signatures import Signer
 from ingress.connection import HEAD_BYTES

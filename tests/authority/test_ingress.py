@@ -9,7 +9,7 @@ import pytest
 
 from authority.configuration import AuthorityConfig
 from authority.service import MOST_BYTES
-from fedcore.succession import SucceedingKey
+from fedcore.signing import SucceedingKey
 from fedcore.wire.messages import Unattested
 from fedcore.wire.signatures import Signer
 from ingress import limits

@@ -12,11 +12,16 @@ from authority.configuration import AuthorityConfig
 from authority.errors import InvalidSettings, KeyMissing
 from authority.server import AuthorityServer, issuer_of
 from fedcore.errors import InvalidKey
-from fedcore.signing import key_text
-from fedcore.succession import SucceedingKey
+from fedcore.signing import SucceedingKey, key_text
 from fedcore.wire import messages
-from fedcore.wire.messages import IssuedCredential, RequestCredential, SharedSecret, Unattested, shared_secret_proof
-from fedcore.wire.problems import decode_problem
+from fedcore.wire.messages import (
+    IssuedCredential,
+    RequestCredential,
+    SharedSecret,
+    Unattested,
+    decode_problem,
+    shared_secret_proof,
+)
 from fedcore.wire.signatures import PublicKey, Signer, device_id
 from secagg.keys import check_credential, prove_possession
 from tests.coordinator.devices import SignedBy

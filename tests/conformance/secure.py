@@ -11,7 +11,7 @@ from fedcore import checkpoint
 from fedcore.masking import session_number, task_hash
 from fedcore.params import VectorSpec
 from fedcore.release import LineageEntry, ReleasedEvaluation
-from fedcore.succession import Succession
+from fedcore.signing import Succession
 from tests.conformance.promises import ended, promise
 from tests.device_runtime import linear
 from tests.device_runtime.coordinator import refusal

@@ -24,8 +24,7 @@ from coordinator.secure.group import Executors
 from coordinator.secure.round import SecureRoundFactory
 from coordinator.settings import Settings
 from coordinator.store.tasks import TaskSettings, open_coordinator_store
-from fedcore.signing import SigningKey, key_text
-from fedcore.succession import SucceedingKey
+from fedcore.signing import SigningKey, SucceedingKey, key_text
 from fedcore.wire.messages import Abort, CheckIn, Rejected, RetryWindow
 from muster.releasing import released
 from tests.coordinator.browser import chromium, look_as

@@ -20,8 +20,7 @@ from unittest.mock import MagicMock
 from authority.configuration import AuthorityConfig
 from coordinator.failpoints import VARIABLE
 from coordinator.store.tasks import open_coordinator_store
-from fedcore.signing import key_text
-from fedcore.succession import SucceedingKey
+from fedcore.signing import SucceedingKey, key_text
 from muster.local.server import FOR_ONE_MACHINE, LocalCoordinator
 from tests.servers import authority_serving
 from tests.stores import without_rows

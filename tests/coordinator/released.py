@@ -6,8 +6,8 @@ import msgspec
 import numpy as np
 
 from fedcore import checkpoint
-from fedcore.model_release import ModelRelease
 from fedcore.plan import BlobRef, Field, PredictPlan
+from fedcore.signing import ModelRelease
 from tests.coordinator.bundles import START, make_bundle, make_plan
 from tests.coordinator.conftest import RELEASE
 

@@ -10,7 +10,7 @@ from typing import ClassVar
 from coordinator.commands import CountReport, QueuedCommand, TakeShare
 from coordinator.rules.replicas import SharedRound, decode_shares, encode_shares
 from coordinator.store.tasks import open_coordinator_store
-from fedcore.codecs.codec import RoundKey
+from fedcore.codecs import RoundKey
 from fedcore.wire.messages import Receipt
 from tests.coordinator.conftest import Desk
 from tests.coordinator.disk import Disk

@@ -18,7 +18,7 @@ from coordinator.rules.states import TaskState
 from coordinator.settings import Settings
 from coordinator.store.tables import TOKENS
 from coordinator.store.tasks import open_coordinator_store
-from fedcore.wire.problems import PROBLEM_FIELD, PROBLEM_TYPE, Problem
+from fedcore.wire.messages import PROBLEM_FIELD, PROBLEM_TYPE, Problem
 from tests.coordinator.bundles import START, make_bundle
 from tests.coordinator.questions import make_question_bundle
 from tests.questions.labels import labels

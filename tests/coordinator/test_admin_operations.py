@@ -20,7 +20,7 @@ from coordinator.rules.task_settings import TaskSettings
 from coordinator.security import of_running
 from coordinator.settings import Settings
 from coordinator.tally import DAY_S, Stated
-from fedcore.wire.problems import PROBLEM_FIELD
+from fedcore.wire.messages import PROBLEM_FIELD
 from muster.remote import RemoteStore
 from tests.coordinator.bundles import make_bundle, make_evaluation_bundle, make_private_bundle
 from tests.coordinator.conftest import PEM

@@ -11,13 +11,12 @@ import msgspec
 import numpy as np
 import pytest
 
-from fedcore import checkpoint, deltas
+from fedcore import checkpoint
 from fedcore.batching import StreamKey
+from fedcore.compression import quantise
 from fedcore.plan import BlobRef
-from fedcore.quantisation import quantise
 from fedcore.wire import messages
-from fedcore.wire.messages import Abort, Assignment, CheckIn
-from fedcore.wire.problems import PROBLEM_TYPE, PROBLEMS, Problem
+from fedcore.wire.messages import PROBLEM_TYPE, PROBLEMS, Abort, Assignment, CheckIn, Problem
 from tests.coordinator.bundles import START, make_bundle, make_plan, report_body, report_vector
 from tests.coordinator.conftest import committed
 from tests.coordinator.devices import CAPABILITIES
@@ -102,7 +101,7 @@ def test_a_checkpoint_is_served_as_the_delta_to_an_earlier_one(store, register, 
     answer = blob(client, f"{after}/deltas/{before}")
     assert len(answer.content) < 0.9 * given.checkpoint.size
     whole = blob(client, after).content
-    assert deltas.applied(answer.content, blob(client, before).content, BlobRef.of(whole)) == whole
+    assert checkpoint.applied(answer.content, blob(client, before).content, BlobRef.of(whole)) == whole
     assert blob(client, f"{after}/deltas/{before}").content == answer.content
     for other in ("0" * 64, given.plan.sha256, "nonsense"):
         refused(blob(client, f"{after}/deltas/{other}"), "unknown-blob")

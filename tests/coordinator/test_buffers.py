@@ -24,7 +24,7 @@ from coordinator.rules.rounds import (
 from coordinator.rules.states import RoundState, TaskState
 from coordinator.rules.task_settings import Buffered, ClearReports, Secagg, TaskSettings
 from coordinator.store.garbage_collection import Retention, collect
-from fedcore.codecs.codec import Rotation
+from fedcore.codecs import Rotation
 from fedcore.report import Segment
 from tests.coordinator.bundles import START, make_bundle, make_plan, report_vector
 from tests.coordinator.conftest import states

@@ -11,7 +11,7 @@ from coordinator.rules.states import RoundState, TaskState
 from coordinator.rules.task_settings import MOST_COUNT, ClearReports
 from coordinator.store.garbage_collection import Retention, collect
 from fedcore import algorithms
-from fedcore.codecs.codec import RoundKey
+from fedcore.codecs import RoundKey
 from tests.coordinator.bundles import START, make_bundle, make_plan, report_vector
 from tests.coordinator.conftest import states
 

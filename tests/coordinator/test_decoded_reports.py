@@ -12,8 +12,8 @@ from coordinator.commands import CountReport
 from coordinator.rules.aggregation import bounded_report
 from coordinator.rules.task_settings import ClearReports
 from coordinator.store.tasks import Secagg
-from fedcore.codecs.codec import RoundKey
-from fedcore.codecs.compression import Compression
+from fedcore.codecs import RoundKey
+from fedcore.compression import Compression
 from fedcore.params import ParamSchema, TensorSpec
 from fedcore.report import Segment
 from secagg import packing

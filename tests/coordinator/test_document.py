@@ -9,7 +9,7 @@ import pytest
 
 from coordinator.api.openapi import EXAMPLES, FIELDS
 from fedcore.wire import messages
-from fedcore.wire.problems import PROBLEM_TYPE, PROBLEMS, Problem
+from fedcore.wire.messages import PROBLEM_TYPE, PROBLEMS, Problem
 
 SPEC = (Path(__file__).parents[2] / "docs" / "spec" / "wire.md").read_text()
 HEALTH = {"/healthz", "/readyz"}

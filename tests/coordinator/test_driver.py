@@ -11,7 +11,7 @@ from coordinator.commands import AbortAssignment, CancelWait, CountReport
 from coordinator.errors import ConflictingReport, NoLongerNeeded, Unavailable, UnknownAssignment
 from coordinator.rules.states import AssignmentState, RoundState, TaskState
 from coordinator.store.tables import ROUNDS, TRANSITIONS
-from fedcore.codecs.codec import Rotation, RoundKey
+from fedcore.codecs import Rotation, RoundKey
 from fedcore.report import Segment
 from fedcore.signing import SigningKey, verify
 from fedcore.wire.messages import Abort, Rejected

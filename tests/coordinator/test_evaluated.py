@@ -20,8 +20,8 @@ from coordinator.rules.entities import Evaluates, ModelSource, Regularly
 from coordinator.rules.states import TaskState
 from coordinator.store.tasks import Secagg, TaskSettings
 from fedcore import checkpoint
+from fedcore.batching import is_held_out
 from fedcore.checkpoint import encode, specs_of
-from fedcore.hold_out import is_held_out
 from fedcore.params import ParamSchema, TensorSpec
 from fedcore.plan import BlobRef, FrozenVectors
 from fedcore.release import LineageEntry, decode_release

@@ -16,7 +16,7 @@ from coordinator.rules.progress import OBSTACLES
 from coordinator.rules.selection import Capabilities, DeviceHoldOut, Needs
 from coordinator.rules.states import AssignmentState, Requires
 from coordinator.rules.task_settings import TaskSettings
-from fedcore.hold_out import is_held_out
+from fedcore.batching import is_held_out
 from fedcore.wire.messages import Rejected
 from tests.coordinator.bundles import START, make_bundle, make_evaluation_bundle, report_body
 from tests.coordinator.test_api import assign, refused

@@ -19,8 +19,7 @@ from coordinator.settings import Settings
 from coordinator.store.tables import METADATA
 from coordinator.store.tasks import TaskSettings, open_coordinator_store
 from fedcore.release import decode_release
-from fedcore.signing import SigningKey, key_text
-from fedcore.succession import SucceedingKey
+from fedcore.signing import SigningKey, SucceedingKey, key_text
 from muster.releasing import released
 from tests.coordinator.conftest import AUTHORITY_KEY, PEM, RELEASE
 from tests.coordinator.test_api import assign

@@ -14,7 +14,7 @@ import pytest
 
 from coordinator.rules.task_settings import Buffered, TaskSettings
 from fedcore import checkpoint
-from fedcore.deltas import applied
+from fedcore.checkpoint import applied
 from fedcore.plan import BlobRef
 from fedcore.wire import messages
 from fedcore.wire.messages import Assignment

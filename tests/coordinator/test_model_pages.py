@@ -19,7 +19,7 @@ from coordinator.settings import Settings
 from coordinator.store.tables import MODEL_COUNTS, ROUNDS, TASKS
 from coordinator.tally import DAY_S, ModelTally, Stated
 from fedcore.errors import WireError
-from fedcore.model_release import ModelOrigin
+from fedcore.signing import ModelOrigin
 from fedcore.wire.messages import CheckIn, decode, encode
 from tests.coordinator.browser import AXE, assert_sound, broken_words, look_as, shows, violations
 from tests.coordinator.bundles import START

@@ -14,11 +14,10 @@ from coordinator.rules.audit import STORE
 from coordinator.rules.roll_outs import Gate, Model, RollOut, RollOutKind, check_promotion, earlier, version_for
 from coordinator.store.garbage_collection import Retention, collect
 from fedcore import checkpoint
+from fedcore.batching import is_held_out
 from fedcore.errors import BadRelease, BadSignature, DigestMismatch
-from fedcore.hold_out import is_held_out
-from fedcore.model_release import ModelOrigin
 from fedcore.plan import BlobRef
-from fedcore.signing import SigningKey
+from fedcore.signing import ModelOrigin, SigningKey
 from fedcore.wire import messages
 from fedcore.wire.messages import ReleasedModel
 from tests.coordinator.bundles import START, make_plan

@@ -12,7 +12,7 @@ from coordinator.commands import AwaitAssignment, CancelWait, CheckInDevice
 from coordinator.errors import DatabaseLocked, ReplayedSignature
 from coordinator.rules.pacing import Notice, Return, Tally, notice_of, tally_of, text_of
 from coordinator.rules.selection import DeviceHoldOut, Eligibility, Needs
-from fedcore.decoding import UNDECODABLE
+from fedcore.validation import UNDECODABLE
 from fedcore.wire.messages import Accepted, Assignment, CheckIn, RetryWindow
 from tests.coordinator.conftest import CAPABILITIES, Desk
 from tests.coordinator.test_steering import BOUNDS

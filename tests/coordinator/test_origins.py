@@ -6,7 +6,7 @@ import pytest
 from authority.configuration import AuthorityConfig
 from coordinator.errors import InvalidSettings
 from coordinator.settings import Settings, load_settings
-from fedcore.succession import SucceedingKey
+from fedcore.signing import SucceedingKey
 from tests.coordinator.devices import speaking_to
 from tests.servers import authority_serving, serving
 

@@ -16,10 +16,10 @@ from coordinator.rules.release import check_masked_rounding
 from coordinator.rules.task_settings import ClearReports, TaskSettings
 from fedcore.algorithms import ALGORITHMS
 from fedcore.algorithms.fed_avg import FedAvg
-from fedcore.codecs.codec import RoundKey
+from fedcore.codecs import RoundKey
 from fedcore.params import VectorSpec
-from fedcore.ranges import Range
 from fedcore.report import ReportLayout, Segment
+from fedcore.schedule import Range
 from secagg import packing
 from secagg.errors import HeadroomError
 from secagg.packing import check_headroom

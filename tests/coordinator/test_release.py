@@ -19,7 +19,7 @@ from coordinator.rules.release import check_release
 from coordinator.rules.states import TaskState
 from coordinator.store.tasks import FootprintBudget, Secagg, TaskSettings, open_coordinator_store
 from fedcore.bundle import Certificate, Parity
-from fedcore.codecs.codec import Rotation
+from fedcore.codecs import Rotation
 from fedcore.errors import BadSignature
 from fedcore.release import LineageEntry, TreeHead, decode_release
 from fedcore.signing import SigningKey, verified

@@ -10,8 +10,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from coordinator.errors import DeviceRevoked, NoLongerNeeded, UnknownDeviceId
 from coordinator.settings import Settings
-from fedcore.wire.messages import CheckIn, encode
-from fedcore.wire.problems import decode_problem
+from fedcore.wire.messages import CheckIn, decode_problem, encode
 from fedcore.wire.signatures import PublicKey, Signer, device_id
 from tests.coordinator.devices import CAPABILITIES, SignedBy, enrol, speaking_to
 from tests.coordinator.replicas import until

@@ -13,7 +13,7 @@ from coordinator.rules import replicas
 from coordinator.rules.rounds import Configured, ReportsElsewhere, RoundPolicy, Waiting, open_round, step
 from coordinator.rules.states import RoundState
 from coordinator.rules.task_settings import Buffered, ClearReports, Secagg, TaskSettings
-from fedcore.codecs.codec import RoundKey
+from fedcore.codecs import RoundKey
 from tests.coordinator.bundles import START, report_vector
 from tests.coordinator.conftest import Desk, states
 

@@ -11,7 +11,7 @@ from coordinator.errors import InvalidTask, NotPrivate, UnknownRound, UnknownTas
 from coordinator.rules.task_settings import PrivacyBudget
 from coordinator.store.tasks import Secagg, TaskSettings
 from fedcore.params import ParamSchema, TensorSpec
-from fedcore.privacy.certificate import decode_certificate
+from fedcore.privacy.settings import decode_certificate
 from fedcore.privacy.verification import verify
 from fedcore.release import decode_release
 from muster.creating import Creation

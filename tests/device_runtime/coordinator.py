@@ -14,6 +14,8 @@ import numpy as np
 from fedcore import checkpoint
 from fedcore.plan import BlobRef
 from fedcore.wire.messages import (
+    PROBLEM_FIELD,
+    PROBLEM_TYPE,
     Abort,
     Accepted,
     Assignment,
@@ -28,8 +30,8 @@ from fedcore.wire.messages import (
     Willing,
     decode,
     encode,
+    problem,
 )
-from fedcore.wire.problems import PROBLEM_FIELD, PROBLEM_TYPE, problem
 from fedcore.wire.signatures import COVERED, SIGNED_FIELDS, PublicKey, SignableRequest, Signature, content_digest
 from tests.device_runtime import linear
 

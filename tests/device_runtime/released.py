@@ -7,9 +7,8 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from device_runtime.permission.policy import Policy
 from fedcore import checkpoint
-from fedcore.model_release import ModelRelease
 from fedcore.plan import BlobRef
-from fedcore.signing import SigningKey
+from fedcore.signing import ModelRelease, SigningKey
 from tests.device_runtime import linear
 
 KEY, OTHER = (SigningKey(Ed25519PrivateKey.from_private_bytes(bytes([number]) * 32)) for number in (1, 2))

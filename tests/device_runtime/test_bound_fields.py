@@ -12,7 +12,7 @@ import pytest
 from device_runtime.permission.policy import Policy
 from device_runtime.session import run_session
 from fedcore import checkpoint
-from fedcore.codecs.codec import Subsample
+from fedcore.codecs import Subsample
 from fedcore.masking import layout_hash
 from fedcore.plan import BlobRef
 from secagg import keys

@@ -7,9 +7,8 @@ import numpy as np
 from export.model import Model
 from export.models import load
 from fedcore import checkpoint
-from fedcore.model_release import ModelRelease
 from fedcore.plan import BlobRef
-from fedcore.signing import SigningKey
+from fedcore.signing import ModelRelease, SigningKey
 from muster.local.browser_demo import Person
 from simulator import datasets
 from tests.conformance.browser import served

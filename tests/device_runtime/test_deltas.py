@@ -5,7 +5,7 @@ import pytest
 
 from device_runtime.session import run_session
 from fedcore import checkpoint
-from fedcore.deltas import delta_between
+from fedcore.checkpoint import delta_between
 from tests.device_runtime import linear
 from tests.device_runtime.coordinator import status
 

@@ -15,7 +15,7 @@ from device_runtime.sandbox.process import Sandbox
 from device_runtime.session import run_session
 from device_runtime.state.journal import read_journal
 from device_runtime.trainer import InProcess
-from fedcore.hold_out import HoldOut
+from fedcore.batching import HoldOut
 from fedcore.wire.messages import Abort, Accepted, Offer, RetryWindow, encode
 from tests.device_runtime import linear
 from tests.device_runtime.coordinator import WINDOW, answer, cut, hang_up, refusal, report_of, status

@@ -14,10 +14,9 @@ from export.model import Model
 from export.models import load
 from fedcore import checkpoint
 from fedcore.algorithms import create
-from fedcore.model_release import ModelRelease
 from fedcore.params import ParamSchema, TensorSpec, VectorSpec
 from fedcore.plan import BlobRef, ExampleSpec, Field, FrozenVectors
-from fedcore.signing import verified
+from fedcore.signing import ModelRelease, verified
 from simulator import datasets
 from tests.device_runtime import linear
 from tests.device_runtime.coordinator import refusal

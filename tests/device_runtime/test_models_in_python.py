@@ -30,7 +30,7 @@ from device_runtime.session import run_session
 from device_runtime.state.database import open_database, read_database
 from device_runtime.state.records import ModelStore, kept_blobs, stated_versions
 from fedcore import checkpoint
-from fedcore.deltas import delta_between
+from fedcore.checkpoint import delta_between
 from fedcore.plan import BlobRef
 from muster.commands.device import parser
 from tests.device_runtime import linear

@@ -22,7 +22,7 @@ from device_runtime.state.database import read_database
 from device_runtime.state.folder import only_session
 from device_runtime.state.journal import read_journal
 from device_runtime.trainer import Measured, divided, groups
-from fedcore.hold_out import HoldOut
+from fedcore.batching import HoldOut
 from muster.commands.device import parser
 from tests.device_runtime import linear
 from tests.device_runtime.personal import answers, away, owning, taken, trainable

@@ -19,8 +19,7 @@ from device_runtime.state.folder import KeyFile, Sealer
 from device_runtime.state.journal import read_journal
 from fedcore.masking import fixed_points, last_session_number, layout_hash, model_hash, session_number, task_hash
 from fedcore.release import LineageEntry, Release, SumBounds
-from fedcore.signing import SigningKey, key_text
-from fedcore.succession import SucceedingKey, Succession, Successor
+from fedcore.signing import SigningKey, SucceedingKey, Succession, Successor, key_text
 from fedcore.wire.messages import Abort, HeldCredential, IssuedCredential, SecaggParties, SharedSecret, encode
 from fedcore.wire.signatures import device_id
 from secagg import keys

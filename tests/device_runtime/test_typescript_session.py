@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from fedcore.masking import session_number
-from fedcore.signing import key_text
-from fedcore.succession import SucceedingKey, Succession
+from fedcore.signing import SucceedingKey, Succession, key_text
 from fedcore.wire.messages import Accepted, Offer, encode
 from tests.device_runtime import linear
 from tests.device_runtime.coordinator import answer, hang_up, refusal, report_of, serving, status

@@ -38,8 +38,8 @@ from export.trial import TOLERANCE, Trial
 from export.verify import verify_bundle
 from fedcore.algorithms import ALGORITHMS, create
 from fedcore.algorithms.algorithm import keeps_client_state
-from fedcore.algorithms.fitting import for_model
-from fedcore.algorithms.partly_local import PartlyLocal
+from fedcore.algorithms.facts import for_model
+from fedcore.algorithms.local_training import PartlyLocal
 from fedcore.algorithms.question import QUESTION
 from fedcore.bundle import Bundle
 from fedcore.errors import DigestMismatch, PlanError

@@ -16,7 +16,7 @@ from export.parity import certify
 from export.trial import TOLERANCE
 from export.verify import verify_bundle
 from fedcore.algorithms import create
-from fedcore.algorithms.fitting import for_model
+from fedcore.algorithms.facts import for_model
 from fedcore.checkpoint import specs_of
 from fedcore.errors import InvalidSetting
 from fedcore.params import VectorSpec

@@ -13,9 +13,8 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from fedcore.batching import StreamKey, batches, noise, permutation
+from fedcore.batching import HoldOut, StreamKey, batches, is_held_out, noise, permutation
 from fedcore.errors import PlanError
-from fedcore.hold_out import HoldOut, is_held_out
 from fedcore.plan import ExampleSpec, Field, Plan
 from fedcore.schedule import Loop
 from tests.fedcore.test_plan import changed, make_plan

@@ -11,13 +11,12 @@ from hypothesis import given, strategies as st
 
 from fedcore import checkpoint
 from fedcore.batching import StreamKey
-from fedcore.checkpoint import decode, encode, specs_of, view
-from fedcore.codecs.codec import Subsample
-from fedcore.deltas import applied, delta_between
+from fedcore.checkpoint import applied, decode, delta_between, encode, specs_of, view
+from fedcore.codecs import Subsample
+from fedcore.compression import BLOCK, dequantise, quantise, upload_bytes
 from fedcore.errors import DeltaError, PlanError, ReportError, SchemaError
 from fedcore.params import VectorSpec
 from fedcore.plan import BlobRef, Plan
-from fedcore.quantisation import BLOCK, dequantise, quantise, upload_bytes
 from fedcore.report import ReportLayout, Segment
 from tests.device_runtime import linear
 

@@ -6,9 +6,8 @@ from hypothesis import given, strategies as st
 from msgspec.structs import replace
 from scipy.linalg import hadamard
 
-from fedcore.codecs import coded_sizes, decode, encode
-from fedcore.codecs.codec import CodecKey, CountSketch, LowRank, Rotation, RoundKey, Subsample
-from fedcore.codecs.compression import Compression
+from fedcore.codecs import CodecKey, CountSketch, LowRank, Rotation, RoundKey, Subsample, coded_sizes, decode, encode
+from fedcore.compression import Compression
 from fedcore.errors import CompressionError, PlanError, ReportError
 from fedcore.params import ParamSchema, TensorSpec
 from fedcore.plan import Plan, TripPlan

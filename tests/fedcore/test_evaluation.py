@@ -9,7 +9,7 @@ import pytest
 from fedcore.algorithms import create
 from fedcore.algorithms.algorithm import ServerStep, with_carries
 from fedcore.algorithms.check import check
-from fedcore.algorithms.fitting import for_model
+from fedcore.algorithms.facts import for_model
 from fedcore.batching import StreamKey
 from fedcore.errors import InvalidSetting
 from fedcore.params import ParamSchema, TensorSpec

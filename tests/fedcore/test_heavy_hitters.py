@@ -13,8 +13,8 @@ from fedcore.algorithms.question import text_of
 from fedcore.algorithms.rehearsal import Probe
 from fedcore.errors import InvalidSetting, QuestionError
 from fedcore.questions.answer import FoundValue, answer_found, found
-from fedcore.questions.prefix_tree import DEAD, OUT_OF, PREFIXES, UNKNOWN, PrefixTree
-from fedcore.ranges import Range
+from fedcore.questions.question import DEAD, OUT_OF, PREFIXES, UNKNOWN, PrefixTree
+from fedcore.schedule import Range
 
 WORDS = HeavyHitters(of="word", letters=3, bits=7, candidates=8, step_bits=4, minimum_devices=2)
 NUMBERS = HeavyHitters(of="n", letters=0, bits=40, candidates=5, step_bits=6, minimum_devices=2)

@@ -5,7 +5,7 @@ import pytest
 
 from fedcore.algorithms import create, settings_of
 from fedcore.algorithms.check import check
-from fedcore.algorithms.fitting import for_model
+from fedcore.algorithms.facts import for_model
 from fedcore.batching import StreamKey
 from fedcore.errors import InvalidSetting, SchemaError
 from fedcore.params import ParamSchema, TensorSpec

@@ -24,8 +24,16 @@ from fedcore.privacy.accounting import (
     spent,
     tree_sensitivity_squared,
 )
-from fedcore.privacy.certificate import CertifiedLedger, PrivacyCertificate, ledger_digest
-from fedcore.privacy.settings import LEAST_NOISE, MOST_NOISE, LedgerEntry, Noise, Privacy
+from fedcore.privacy.settings import (
+    LEAST_NOISE,
+    MOST_NOISE,
+    CertifiedLedger,
+    LedgerEntry,
+    Noise,
+    Privacy,
+    PrivacyCertificate,
+    ledger_digest,
+)
 from fedcore.privacy.verification import verify
 from fedcore.signing import SigningKey
 

@@ -16,14 +16,13 @@ from fedcore.algorithms.check import check
 from fedcore.algorithms.clipped import Clipped, Clipping
 from fedcore.algorithms.fed_avg import FedAvg
 from fedcore.batching import StreamKey
-from fedcore.codecs.compression import Compression
+from fedcore.compression import Compression, dequantise, quantise
 from fedcore.errors import InvalidAlgorithm, PlanError, ReportError
 from fedcore.params import ParamSchema, TensorSpec
 from fedcore.plan import Plan
-from fedcore.quantisation import dequantise, quantise
-from fedcore.ranges import Range
 from fedcore.release import SumBounds
 from fedcore.report import ReportLayout, Segment
+from fedcore.schedule import Range
 from tests.device_runtime import linear
 
 VECTORS = json.loads((Path(__file__).parents[1] / "vectors" / "device.json").read_text())

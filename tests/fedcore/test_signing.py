@@ -16,12 +16,19 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 from fedcore import signing
 from fedcore.bundle import Bundle
 from fedcore.errors import BadRelease, BadSignature, DigestMismatch, InvalidKey, NotWritten
-from fedcore.model_release import ModelRelease, check_model_name, decode_model_release
 from fedcore.plan import BlobRef, PlanSignature
 from fedcore.private_files import write_private, write_whole
 from fedcore.release import Release
-from fedcore.signing import SigningKey, public_key, verified, verify
-from fedcore.succession import SucceedingKey
+from fedcore.signing import (
+    ModelRelease,
+    SigningKey,
+    SucceedingKey,
+    check_model_name,
+    decode_model_release,
+    public_key,
+    verified,
+    verify,
+)
 from tests.fedcore.test_plan import (
     bundle as bundle,  # noqa: PLC0414 - a fixture
     rewrite,

@@ -3,7 +3,7 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from fedcore.errors import BrokenSuccession, InvalidKey
-from fedcore.succession import MOST_SUCCESSORS, SucceedingKey, Succession, Successor
+from fedcore.signing import MOST_SUCCESSORS, SucceedingKey, Succession, Successor
 
 pytestmark = pytest.mark.security("Devices follow a chain of signatures … they never go back")
 

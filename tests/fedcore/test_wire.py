@@ -8,6 +8,8 @@ from fedcore.errors import WireError
 from fedcore.plan import BlobRef, PlanSignature
 from fedcore.wire import messages
 from fedcore.wire.messages import (
+    PROBLEMS,
+    URN,
     Abort,
     Accepted,
     Assignment,
@@ -19,9 +21,10 @@ from fedcore.wire.messages import (
     RetryWindow,
     StatedCapabilities,
     decode,
+    decode_problem,
     encode,
+    problem,
 )
-from fedcore.wire.problems import PROBLEMS, URN, decode_problem, problem
 
 REJECTED = Rejected("no-task", RetryWindow(10, 20))
 ABLE = StatedCapabilities(runtime="test", version="1", engine="none", formats=("onnx",), memory_mb=2048)

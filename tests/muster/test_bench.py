@@ -32,7 +32,7 @@ from benchmarks.runner import (
 from benchmarks.usage import Usage, main_thread_s
 from fedcore.algorithms import ALGORITHMS, create
 from fedcore.algorithms.evaluation import EVALUATION
-from fedcore.algorithms.partly_local import PartlyLocal
+from fedcore.algorithms.local_training import PartlyLocal
 from fedcore.algorithms.question import QUESTION
 from muster.commands.checkout import add_checkout
 

@@ -18,8 +18,7 @@ import pytest
 
 from coordinator.store.tasks import open_coordinator_store
 from fedcore.algorithms import create
-from fedcore.signing import key_text
-from fedcore.succession import SucceedingKey
+from fedcore.signing import SucceedingKey, key_text
 from muster.app import app
 from muster.commands.stores import given_again
 from muster.local.demo_tasks import SETTINGS

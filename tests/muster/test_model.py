@@ -15,9 +15,9 @@ from export.errors import ExportError
 from export.model import Model
 from export.models import load
 from export.verify import verify_bundle
+from fedcore.batching import HoldOut
 from fedcore.bundle import Bundle
 from fedcore.errors import PlanError, SchemaError
-from fedcore.hold_out import HoldOut
 from tests.coordinator.bundles import make_bundle
 from tests.muster.test_cli import in_process
 from tests.muster.test_remote import served

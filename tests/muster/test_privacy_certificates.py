@@ -13,7 +13,7 @@ import safetensors.numpy
 from coordinator.errors import InvalidTask
 from fedcore import checkpoint
 from fedcore.privacy.accounting import spent
-from fedcore.privacy.certificate import CertifiedLedger, decode_certificate, ledger_digest
+from fedcore.privacy.settings import CertifiedLedger, decode_certificate, ledger_digest
 from fedcore.signing import SigningKey
 from tests.coordinator.bundles import make_private_bundle
 from tests.coordinator.conftest import committed

@@ -19,9 +19,8 @@ from export.errors import ExportError
 from export.model import ModelSpec, cross_entropy
 from export.models import load as built_in
 from fedcore.algorithms.fed_adam import FedAdam
-from fedcore.errors import FedcoreError, NotWritten, SchemaError
+from fedcore.errors import FedcoreError, NotWritten, SchemaError, table_of
 from fedcore.plan import Field
-from fedcore.visible import table_of
 from muster.options.names import in_python
 from muster.python.arguments import progress_line
 from muster.remote import RemoteError

@@ -12,8 +12,7 @@ from coordinator.store.tasks import TaskSettings
 from fedcore import checkpoint
 from fedcore.bundle import Bundle
 from fedcore.errors import BadRelease
-from fedcore.model_release import ModelRelease
-from fedcore.signing import SigningKey, verified
+from fedcore.signing import ModelRelease, SigningKey, verified
 from tests.coordinator.bundles import START, evaluation_values, make_bundle, make_evaluation_bundle, report_body
 from tests.coordinator.conftest import committed
 from tests.coordinator.released import predicting_bundle, predicting_plan

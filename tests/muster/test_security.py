@@ -16,8 +16,7 @@ from coordinator.rules.entities import Role
 from coordinator.settings import Settings
 from coordinator.store.tables import AUDIT
 from coordinator.store.tasks import TaskSettings, open_coordinator_store
-from fedcore.signing import SigningKey
-from fedcore.succession import SucceedingKey
+from fedcore.signing import SigningKey, SucceedingKey
 from muster.app import app
 from tests.coordinator.bundles import make_bundle
 from tests.muster.test_cli import in_process

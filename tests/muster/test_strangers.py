@@ -21,13 +21,19 @@ from rich.console import Console
 from coordinator.dashboard.rendering import Renderer, Visitor
 from coordinator.logs import configure_logs
 from fedcore.bundle import AlgorithmRef, Bundle, Certificate
+from fedcore.errors import visible
 from fedcore.params import ParamSchema, TensorSpec, VectorSpec
 from fedcore.plan import BlobRef, ExampleSpec, Field, PassPlan
-from fedcore.privacy.certificate import CertifiedLedger, PrivacyCertificate, certificate_file, ledger_digest
-from fedcore.privacy.settings import LedgerEntry, Privacy
+from fedcore.privacy.settings import (
+    CertifiedLedger,
+    LedgerEntry,
+    Privacy,
+    PrivacyCertificate,
+    certificate_file,
+    ledger_digest,
+)
 from fedcore.release import Release, SumBounds
 from fedcore.signing import SigningKey
-from fedcore.visible import visible
 from muster import output
 from tests.coordinator.bundles import EVIDENCE, make_bundle, make_plan
 from tests.muster.terminal import on_terminal

@@ -11,7 +11,7 @@ from coordinator.rules.entities import AssignedDevice
 from coordinator.rules.rounds import open_round
 from coordinator.rules.task_settings import ClearReports, Secagg, TaskSettings
 from coordinator.store.tasks import open_coordinator_store
-from fedcore.codecs.codec import LowRank, Rotation, Subsample
+from fedcore.codecs import LowRank, Rotation, Subsample
 from fedcore.report import Segment
 from fedcore.validation import text_of
 from tests.coordinator.bundles import make_bundle, make_plan, make_private_bundle

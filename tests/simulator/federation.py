@@ -17,7 +17,7 @@ from device_runtime.permission.policy import Policy
 from device_runtime.state.folder import KeyFile, Sealer
 from export.build import export_bundle
 from fedcore.algorithms.rehearsal import moves_by_participation
-from fedcore.codecs.compression import Compression
+from fedcore.compression import Compression
 from fedcore.masking import fixed_point
 from fedcore.release import SumBounds
 from fedcore.signing import SigningKey

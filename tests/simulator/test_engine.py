@@ -10,8 +10,8 @@ from export.model import GradientOracle, Model, cross_entropy
 from export.models import load
 from fedcore.algorithms import ALGORITHMS, create
 from fedcore.algorithms.algorithm import ServerStep, keeps_client_state
+from fedcore.algorithms.facts import for_model
 from fedcore.algorithms.fed_avg import FedAvg
-from fedcore.algorithms.fitting import for_model
 from fedcore.algorithms.question import QUESTION
 from simulator import datasets
 from simulator.engine import Engine, evaluate

@@ -16,7 +16,7 @@ from export.build import export_bundle
 from export.model import Model
 from export.models import load
 from fedcore.algorithms import create
-from fedcore.hold_out import is_held_out
+from fedcore.batching import is_held_out
 from fedcore.signing import SigningKey, key_text
 from fedcore.wire.signatures import device_id
 from muster.creating import Evaluated, starting_from

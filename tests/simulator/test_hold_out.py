@@ -12,7 +12,7 @@ from export.build import export_bundle
 from export.model import Model
 from export.models import load
 from fedcore.algorithms import create
-from fedcore.hold_out import HoldOut, is_held_out
+from fedcore.batching import HoldOut, is_held_out
 from fedcore.plan import ExampleSpec
 from fedcore.signing import SigningKey
 from simulator import datasets

@@ -18,8 +18,8 @@ from export.model import Model
 from export.models import load
 from fedcore.algorithms import create
 from fedcore.batching import StreamKey
-from fedcore.codecs.codec import RoundKey
-from fedcore.codecs.compression import Compression
+from fedcore.codecs import RoundKey
+from fedcore.compression import Compression
 from muster.local.server import FOR_ONE_MACHINE, LocalCoordinator
 from tests.coordinator.fork_server import authority
 from tests.servers import serving_both

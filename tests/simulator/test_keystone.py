@@ -16,7 +16,7 @@ from export.models import load
 from fedcore.algorithms import ALGORITHMS, create
 from fedcore.algorithms.algorithm import trips_of
 from fedcore.algorithms.evaluation import EVALUATION
-from fedcore.algorithms.partly_local import PartlyLocal
+from fedcore.algorithms.local_training import PartlyLocal
 from fedcore.algorithms.question import QUESTION
 from fedcore.bundle import Bundle
 from simulator import datasets

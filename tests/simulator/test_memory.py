@@ -13,7 +13,7 @@ pytestmark = pytest.mark.skipif(
 # The flags of the memory that the middle of a tensor of 32 MB is in; it begins in the page before the first huge one.
 FLAGS = """
 import sys, torch
-from fedcore.decoding import decoder
+from fedcore.validation import decoder
 
 def flags():
     tensor, within = torch.empty(2**23), False

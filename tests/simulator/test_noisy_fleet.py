@@ -16,7 +16,7 @@ from export.build import export_bundle
 from export.model import Model
 from export.models import load
 from fedcore.algorithms import create
-from fedcore.codecs.compression import Compression
+from fedcore.compression import Compression
 from fedcore.signing import SigningKey
 from simulator import datasets
 from simulator.engine import Engine

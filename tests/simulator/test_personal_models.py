@@ -13,7 +13,7 @@ from export.build import export_bundle
 from export.model import Model
 from export.models import load
 from fedcore.algorithms import create
-from fedcore.algorithms.fitting import for_model
+from fedcore.algorithms.facts import for_model
 from fedcore.errors import InvalidSetting
 from fedcore.signing import SigningKey
 from muster.creating import Evaluated, starting_from

@@ -8,8 +8,7 @@ from scipy.stats import chi2
 
 from fedcore.algorithms import create
 from fedcore.errors import PrivacyError
-from fedcore.privacy.accounting import coefficients, spent
-from fedcore.privacy.mechanisms import NoiseOfRounds
+from fedcore.privacy.accounting import NoiseOfRounds, coefficients, spent
 from fedcore.privacy.settings import Noise
 from simulator import SimulationConfig, simulate
 from simulator.configuration import PrivateTraining

@@ -14,7 +14,7 @@ from export.model import Model
 from export.models import load
 from fedcore.algorithms import create
 from fedcore.algorithms.fed_avg import FedAvg
-from fedcore.decoding import decoder
+from fedcore.validation import decoder
 from simulator.engine import Engine
 from simulator.engines.computing import Computing
 from simulator.engines.graphs import export_graphs

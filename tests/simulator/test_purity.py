@@ -8,7 +8,7 @@ from export.errors import ExportError
 from export.model import Model
 from fedcore.algorithms import ALGORITHMS, create
 from fedcore.algorithms.algorithm import keeps_client_state
-from fedcore.algorithms.partly_local import PartlyLocal
+from fedcore.algorithms.local_training import PartlyLocal
 from fedcore.algorithms.question import QUESTION
 from simulator.configuration import SimulationConfig
 from simulator.engine import Engine, evaluate

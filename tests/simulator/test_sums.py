@@ -23,16 +23,16 @@ from fedcore.algorithms.algorithm import trips_of
 from fedcore.algorithms.clipped import Clipped, Clipping
 from fedcore.algorithms.fed_avg import FedAvg
 from fedcore.batching import StreamKey
-from fedcore.codecs.codec import RoundKey
-from fedcore.codecs.compression import Compression
+from fedcore.codecs import RoundKey
+from fedcore.compression import Compression
 from fedcore.errors import PrivacyError, ReportError
 from fedcore.masking import least_square
 from fedcore.params import ParamSchema, TensorSpec
 from fedcore.privacy.accounting import spent
 from fedcore.privacy.settings import LedgerEntry, Noise, Privacy
-from fedcore.ranges import Range
 from fedcore.release import SumBounds
 from fedcore.report import LOSS_COUNTS, WEIGHT, ReportLayout, Segment
+from fedcore.schedule import Range
 from secagg.masking import noise_share
 from secagg.parameters import least_honest
 from simulator import SimulationConfig, simulate

@@ -9,8 +9,7 @@ from starlette.responses import Response
 from coordinator import errors
 from coordinator.api.http import answer_problem, answer_refusal
 from fedcore.errors import FedcoreError
-from fedcore.wire.messages import RetryWindow
-from fedcore.wire.problems import PROBLEMS, URN, Problem, ProblemKind
+from fedcore.wire.messages import PROBLEMS, URN, Problem, ProblemKind, RetryWindow
 
 _OWN: dict[str, tuple[type[Exception], int, str]] = {
     "bad-token": (errors.BadToken, 401, "The token is missing, unknown, revoked or expired"),

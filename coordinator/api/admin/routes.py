@@ -29,10 +29,9 @@ from coordinator.rules.entities import NOT_BOTH, Role, Task, Token
 from coordinator.rules.kinds import kind_of
 from coordinator.rules.task_settings import TaskSettings
 from coordinator.security import of_running
-from fedcore.decoding import UNDECODABLE, decoder
 from fedcore.errors import WrongBody
 from fedcore.release import Signed
-from fedcore.validation import build
+from fedcore.validation import UNDECODABLE, build, decoder
 
 _BEARER = HTTPBearer(auto_error=False, description="A token that `muster coordinator token` printed.")
 _HERE = re.compile(r"(?:127\.0\.0\.1|\[::1\]|localhost)(?::[0-9]+)?")

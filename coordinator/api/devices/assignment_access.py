@@ -16,7 +16,7 @@ from coordinator.errors import ForeignAssignment
 from coordinator.rules.buffers import refusal
 from coordinator.rules.replicas import SharedRound, may_share, round_in
 from coordinator.rules.states import AssignmentState
-from fedcore.codecs.codec import RoundKey
+from fedcore.codecs import RoundKey
 from fedcore.report import ReportLayout
 from fedcore.wire.messages import Assignment, Receipt
 

@@ -18,7 +18,7 @@ from coordinator.api.http import while_connected
 from coordinator.api.limits import MemoryBudget
 from coordinator.errors import RangeNotSatisfiable, TooLarge, Unavailable, UnknownBlob
 from coordinator.store.blobs import Blobs
-from fedcore.deltas import delta_between
+from fedcore.checkpoint import delta_between
 from fedcore.plan import BlobRef
 
 BYTES = "application/octet-stream"

@@ -27,9 +27,9 @@ from coordinator.commands import CountReport
 from coordinator.rules.states import AssignmentState
 from coordinator.store.records.records import Records
 from fedcore import checkpoint
+from fedcore.compression import dequantise, upload_bytes
 from fedcore.errors import ReportError, SchemaError, WrongBody
 from fedcore.params import FLOAT_BYTES, Float32
-from fedcore.quantisation import dequantise, upload_bytes
 from fedcore.report import ReportLayout, all_finite
 from fedcore.wire.messages import Receipt
 from fedcore.wire.signatures import sha256_in

@@ -24,7 +24,7 @@ from coordinator.api.openapi import ANYWHERE, BYTES, EXAMPLES, Answer, ApiDocume
 from coordinator.errors import Refusal
 from fedcore.errors import RequestError
 from fedcore.wire import messages
-from fedcore.wire.problems import PROBLEMS
+from fedcore.wire.messages import PROBLEMS
 
 # A router for the device protocol's routes, on the device port and nowhere else.
 #

@@ -17,7 +17,7 @@ from coordinator.rules.rounds import Abandon, Event, Revealed, Round, Stepped, T
 from coordinator.rules.selection import UNRELIABLE_ROUNDS
 from coordinator.rules.states import LeftOut, RoundState
 from coordinator.secure.round import SecureRound
-from fedcore.codecs.codec import RoundKey
+from fedcore.codecs import RoundKey
 from fedcore.plan import Plan
 
 

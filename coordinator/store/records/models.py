@@ -15,10 +15,10 @@ from coordinator.rules.states import AssignmentState, RoundState
 from coordinator.store import tables
 from coordinator.store.records.rows import Part, adding, reader
 from coordinator.tally import DAY_S, ModelCounts
-from fedcore.decoding import converter
-from fedcore.model_release import ModelRelease
 from fedcore.plan import BlobRef
 from fedcore.release import Signed
+from fedcore.signing import ModelRelease
+from fedcore.validation import converter
 
 _signed = converter(Signed)
 

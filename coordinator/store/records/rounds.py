@@ -13,8 +13,8 @@ from coordinator.rules.rounds import FAILURES, HELD_UP
 from coordinator.rules.states import AssignmentState, LeftOut, RoundState, TaskState
 from coordinator.store.records.rows import Part, reader, task_of
 from coordinator.store.tables import ASSIGNMENTS, LEDGER, REPORTS, ROUNDS, TASKS, TRANSITIONS
-from fedcore.decoding import converter
 from fedcore.privacy.settings import LedgerEntry
+from fedcore.validation import converter
 from fedcore.wire.messages import Settled
 
 assignment_of = reader(AssignmentRecord)

@@ -17,8 +17,7 @@ from coordinator.rules.entities import RoundRecord, Task
 from coordinator.rules.states import RoundState
 from coordinator.rules.task_settings import TaskSettings
 from coordinator.store.tables import ROUNDS
-from fedcore.decoding import converter
-from fedcore.validation import build
+from fedcore.validation import build, converter
 
 T = TypeVar("T")
 _MOST_NAMED = 1000

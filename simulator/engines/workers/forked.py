@@ -24,7 +24,7 @@ import msgspec
 import torch
 
 from export.errors import ExportError, reason
-from fedcore.decoding import decoder
+from fedcore.validation import decoder
 from simulator.engines.memory import keep_freed_memory
 from simulator.errors import EngineError, ProcessDied
 

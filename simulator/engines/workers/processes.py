@@ -21,8 +21,8 @@ import msgspec
 import torch
 from torch import Tensor
 
-from fedcore.decoding import decoder
 from fedcore.plan import in_turn
+from fedcore.validation import decoder
 from simulator.client_states import shared_zeros
 from simulator.engines.memory import keep_freed_memory
 from simulator.engines.sums import Client, ClientTrainer, RoundSums, SumsLayout
