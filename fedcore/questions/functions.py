@@ -139,32 +139,46 @@ def _wanted(share: float, total: float) -> float:
     return float(Fraction(repr(share)) * Fraction(total))
 
 
+def _below(counts: Sequence[float]) -> list[float]:
+    """How many lie below each bin, and in all. Where noise makes them fall, means that rise, and none below 0.
+
+    This is isotonic regression. Counts held to 0 one by one would add half of the noise of every empty bin.
+    """
+    runs: list[tuple[float, int]] = []
+    for so_far in accumulate(counts, initial=0):
+        total, size = so_far, 1
+        while runs and runs[-1][0] * size > total * runs[-1][1]:
+            total, size = total + runs[-1][0], size + runs.pop()[1]
+        runs.append((total, size))
+    return [max(total / size if size > 1 else total, 0) for total, size in runs for _ in range(size)]
+
+
 def _least_with_share(counts: Sequence[float], share: float, values: Sequence[Scalar]) -> Scalar:
-    """The first value up to which a share of all lies; NULL of none. Counts that noise made negative are 0."""
-    below = list(accumulate(max(count, 0.0) for count in counts))
+    """The first value up to which a share of all lies; NULL of none."""
+    below = _below(counts)
     wanted = _wanted(share, below[-1])
-    found = zip(counts, below, values, strict=True)
-    return next((value for count, so_far, value in found if count > 0 and so_far >= wanted), None)
+    found = zip(below, below[1:], values, strict=False)
+    return next((value for before, so_far, value in found if so_far > before and so_far >= wanted), None)
 
 
 def _quantile(counts: Sequence[float], share: float, edges: Sequence[float]) -> float | None:
     """The value below which a share of all lies, from counts of bins between edges, one more than bins.
 
-    Within a bin it is taken as a straight line. Noise may make counts negative: they are 0 then.
+    Within a bin it is taken as a straight line.
     """
-    below = list(accumulate((max(count, 0.0) for count in counts), initial=0.0))
+    below = _below(counts)
     if below[-1] <= 0:
         return None
     wanted = _wanted(share, below[-1])
-    index = next(index for index in range(len(counts)) if below[index + 1] >= wanted and counts[index] > 0)
+    index = next(i for i in range(len(counts)) if below[i + 1] >= wanted and below[i + 1] > below[i])
     part = (wanted - below[index]) / (below[index + 1] - below[index])
     return edges[index] + max(part, 0.0) * (edges[index + 1] - edges[index])
 
 
 def _quantile_of_values(counts: Sequence[float], share: float, values: Sequence[Scalar]) -> Scalar:
-    """The first of these values that a share of all are no larger than; NULL of none. Counts as in `_quantile`."""
-    below = list(accumulate(max(count, 0.0) for count in counts))
-    return None if below[-1] <= 0 else _least(below, _wanted(share, below[-1]), values)
+    """The first of these values that a share of all are no larger than; NULL of none."""
+    below = _below(counts)
+    return None if below[-1] <= 0 else _least(below[1:], _wanted(share, below[-1]), values)
 
 
 FUNCTIONS: Mapping[str, Function] = {

@@ -106,6 +106,34 @@ def test_errors_hold_the_truth_in_95_of_100_answers():
     assert (within >= 935).all(), within
 
 
+BINS = 40
+
+
+@pytest.mark.parametrize(
+    ("function", "values", "truth"),
+    [("quantile", tuple(range(BINS + 1)), 5.4), ("least_with_share", tuple(range(BINS)), 5)],
+)
+def test_a_quantile_under_noise_is_not_drawn_to_empty_bins(function, values, truth):
+    """Of 1,500 rows none are in the upper 34 bins, and noise adds 20 to each bin."""
+    counts = np.array([300.0, 300, 300, 300, 0, 300, *[0] * (BINS - 6)])
+    asked = Question(
+        text="SELECT APPROX_QUANTILE(x, 0.88) FROM examples",
+        rows=(Rows("row"), Rows("bins", BINS)),
+        blocks=(Block("v", "row", "any", 0, 1), Block("b", "bins", "sum", 0, 3, norm=3)),
+        columns=(Column("p", Call(function, (Cell("b"), Number(0.88), Number(values)))),),
+        voters="v",
+        private=True,
+    )
+    source, within, found = np.random.default_rng(2), 0, []
+    for _ in range(25):
+        total = np.array([500, 500, *(counts + 20 * source.standard_normal(BINS))])
+        told_ = answer(asked, np.concatenate([total, 0 * total]).astype(np.float32), 20 / 3)
+        within += abs(told_.rows[0][0] - truth) <= told_.errors[0][0]
+        found.append(told_.rows[0][0])
+    assert within >= 22
+    assert np.median(found) == pytest.approx(truth, abs=0.8)
+
+
 @pytest.mark.parametrize(
     ("name", "arguments", "expected"),
     [
