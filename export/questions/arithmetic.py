@@ -103,7 +103,7 @@ def divide(left: expressions.Expression, right: expressions.Expression) -> expre
             "here a number is whole in some rows only, and whole numbers divide by another rule: CAST it AS REAL"
         )
     kind, (left, right) = alike(left, right)
-    if right.constant and right.value == 0:
+    if right.low == right.high == 0:
         return expressions.literal(None)
     divisors = [end for end in (right.low, -1, 1, right.high) if end and right.low <= end <= right.high]
     by_zero = None if right.low > 0 or right.high < 0 else (lambda _, values: values != 0)

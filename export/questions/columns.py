@@ -249,6 +249,11 @@ class Columns:
                 f"{name} of a number that is not whole is one device's own: ask APPROX_QUANTILE(x, "
                 f"{0.01 if name == 'MIN' else 0.99}), or {name}(CAST(CLIP(x, low, high) AS INTEGER))"
             )
+        if self._sums.bounds.private:
+            raise QuestionError(
+                f"noise makes devices up for values that none has, of which one would be the {name}: ask "
+                f"APPROX_QUANTILE(x, {0.01 if name == 'MIN' else 0.99})"
+            )
         low, high = int(number.low), int(number.high)
         self._check_bins(high - low + 1, name)
         if low == high:

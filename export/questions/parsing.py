@@ -317,6 +317,6 @@ def _limit(source: Source, tree: exp.Select) -> int | None:
     if clause is None:
         return None
     number = clause.expression
-    if not isinstance(number, exp.Literal) or not number.this.isdigit():
-        raise source.refusal(clause, "LIMIT takes a whole number")
+    if not isinstance(number, exp.Literal) or not number.this.isdigit() or not int(number.this):
+        raise source.refusal(clause, "LIMIT takes a whole number from 1 on")
     return int(number.this)

@@ -220,7 +220,7 @@ def whole(asked, vector):
 
 
 def test_private_answers_without_noise_are_those_of_sqlite():
-    queries = bounded(13, {"private": True})
+    queries = bounded(16, {"private": True})
     for number in range(100):
         text, scales, ordered, asked = next(queries)
         if "SUM" in text or "%" in text or "/" in text or "NULL" in text:  # a private sum of no rows is not NULL

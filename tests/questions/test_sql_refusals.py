@@ -129,6 +129,7 @@ REFUSED = [
     (f"SELECT SUM(AVG(x)) {FROM}", "an aggregate in another aggregate, SUM", 12),
     (f"SELECT COUNT(x, y) {FROM}", "COUNT takes one expression", 8),
     (f"SELECT MIN(x) {FROM}", "MIN of a number that is not whole is one device's own", 8),
+    (f"SELECT COUNT(*) {FROM} LIMIT 0", "LIMIT takes a whole number from 1 on", 37),
     (f"SELECT MAX(z) {FROM}", "MAX counts 1,000,000,000 values here", 8),
     (f"SELECT y, MIN(z % 1000) {FROM} GROUP BY y", "MIN counts 1,000 values in each of 10 groups", None),
     (f"SELECT APPROX_QUANTILE(x, 0.5) {FROM}", "counts values in bins: CLIP", 8),
@@ -180,6 +181,15 @@ def test_without_bounds_there_is_neither_noise_nor_a_mask(text, missing, how):
     compile_sql(text, REFUSED_FIELDS)
     with pytest.raises(QueryError, match=missing.replace("(", r"\(").replace(")", r"\)")):
         compile_sql(text, REFUSED_FIELDS, **{how: True})
+
+
+@pytest.mark.parametrize(("name", "share"), [("MIN", 0.01), ("MAX", 0.99)])
+def test_noise_has_neither_a_least_nor_a_greatest_value(name, share):
+    """Of many values that no device has, noise alone gives some as many devices as a group needs."""
+    text = f"SELECT {name}(y) {FROM} {REFUSED_ROWS}"
+    compile_sql(text, REFUSED_FIELDS)
+    with pytest.raises(QueryError, match=rf"APPROX_QUANTILE\(x, {share}\) \(line 1, column 8\)"):
+        compile_sql(text, REFUSED_FIELDS, private=True)
 
 
 def test_a_query_that_is_too_long_or_of_no_fields_is_refused():
@@ -241,6 +251,7 @@ def test_two_signs_in_a_row_bind_as_in_sqlite_or_are_refused(part):
         f"SELECT COUNT(*) {FROM} WHERE y ISNULL OR x NOTNULL AND y NOT NULL",
         f"SELECT SUM(y > 3 > 2), SUM(y = 1 = 1), SUM(1 < 2 < 3), SUM(NOT y = 3) {FROM}",
         f"SELECT SUM(MAX(y, z)), SUM(MIN(y, z, 2)), ROUND(2.5), ROUND(-2.5) {FROM}",
+        f"SELECT COUNT(y / (y * 0)), SUM(IFNULL(1.5 / CLIP(x, 0, 0), y)), SUM(y % (y * 0)) {FROM}",
         f"SELECT SUM(CASE y WHEN NULL THEN 1 ELSE 2 END), SUM(IFNULL(NULLIF(y, 1), 100)) {FROM}",
     ],
 )
