@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -19,17 +20,24 @@ from export.huggingface.folder import Pretrained, config_of, spec_of
 from export.huggingface.modules import alike
 from export.model import Model
 from fedcore.params import Float32, Frozen, ParamSchema
+from fedcore.plan import Field
 
 PREFIX = "base_model.model."
 """Of every name in a file of adapters, as peft writes them."""
+BESIDE = "*.json", "*.txt", "*.model", "*.jinja", "*_*/config.json"
+"""A folder's tokenizer and modules of sentence-transformers, without which its weights would be read otherwise."""
 
 
 class Values(NamedTuple):
-    """What was trained, (D,) of a schema, and what was not: all frozen tensors, flat; with freeze_a they hold A."""
+    """What was trained, (D,) of a schema, and what was not: all frozen tensors, flat; with freeze_a they hold A.
+
+    label: what it was trained with, if that is known; tasks may have the same tensors.
+    """
 
     schema: ParamSchema
     params: Float32
     frozen: Mapping[str, Frozen]
+    label: Field | None = None
 
 
 def write_adapters(pretrained: Pretrained, values: Values, folder: Path) -> None:
@@ -68,7 +76,8 @@ def write_adapters(pretrained: Pretrained, values: Values, folder: Path) -> None
 def write_merged(pretrained: Pretrained, values: Values, folder: Path) -> None:
     """Write the whole model with its adapters added to its weights, which `from_pretrained` of transformers reads.
 
-    Arguments and errors: as `write_adapters`; and for layers with one weight, to which each would add its own adapters.
+    The folder's tokenizer and modules of sentence-transformers are copied. Arguments and errors: as `write_adapters`;
+    and for layers with one weight, to which each would add its own adapters.
     """
     model = _trained(pretrained, values)
     ids = torch.arange(pretrained.tokens)[None] % model.config.vocab_size
@@ -89,12 +98,22 @@ def write_merged(pretrained: Pretrained, values: Values, folder: Path) -> None:
     model.config.use_cache = getattr(config_of(pretrained), "use_cache", False)  # which training does without
     _make(folder)
     model.save_pretrained(folder, safe_serialization=True)
+    _copy_beside(Path(pretrained.folder), folder)
+
+
+def _copy_beside(source: Path, folder: Path) -> None:
+    for path in (path for pattern in BESIDE for path in source.glob(pattern)):
+        target = folder / path.relative_to(source)
+        if not target.exists() and not path.name.endswith(".index.json"):
+            target.parent.mkdir(exist_ok=True)
+            shutil.copyfile(path, target)
 
 
 def _trained(pretrained: Pretrained, values: Values) -> Any:
     """The model of `transformers`, with adapters."""
-    model = Model(spec_of(pretrained))
-    if model.schema != values.schema or set(model.frozen) != set(values.frozen):
+    model, label = Model(spec_of(pretrained)), values.label
+    is_other = label is not None and _kind(label) != _kind(model.spec.label)
+    if is_other or model.schema != values.schema or set(model.frozen) != set(values.frozen):
         raise InvalidModel(
             f"{pretrained.folder} with rank {pretrained.rank} and these settings is another model than the plan's: "
             "name it as it was exported"
@@ -110,6 +129,10 @@ def _trained(pretrained: Pretrained, values: Values) -> Any:
         model, few = Model(spec_of(replace(pretrained, bits=EXACT))), values.frozen
         model.freeze({**model.frozen_vectors, **{name: few[name] for name in model.frozen if name in few}})
     return model.trained(values.params).module.model
+
+
+def _kind(label: Field) -> tuple[Any, ...]:
+    return label.dtype, label.shape, label.high, label.ignored
 
 
 def _part(model: Any, name: str) -> str:

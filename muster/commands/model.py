@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -120,8 +120,10 @@ def _write_folder(to: str, pretrained: Pretrained, trained: Trained, out: Path) 
     """Write a trained model as a folder of Hugging Face's libraries."""
     from export.huggingface.written import Values, write_adapters, write_merged
 
-    write = {"peft": write_adapters, "transformers": write_merged}[to]
-    write(pretrained, Values(trained.plan.schema, trained.params, trained.frozen), out)
+    write, fields = {"peft": write_adapters, "transformers": write_merged}[to], trained.plan.examples.fields
+    values = Values(trained.plan.schema, trained.params, trained.frozen, fields[-1])
+    pretrained = replace(pretrained, tokens=max((2, *fields[0].shape)))  # of the plan's texts; weights have no length
+    write(pretrained, values, out)
 
 
 def _report(facts: dict[str, Any], trained: Trained, cost: Cost | None, json: bool) -> None:

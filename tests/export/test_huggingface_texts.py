@@ -17,7 +17,8 @@ from device_runtime.trainer import InProcess, Limits
 from device_runtime.work import Worker
 from export.build import build_plan, export_bundle
 from export.errors import InvalidModel
-from export.huggingface.folder import load
+from export.huggingface.folder import Pretrained, load, spec_of
+from export.huggingface.written import Values, write_merged
 from export.model import Model
 from fedcore.algorithms import create
 from fedcore.plan import Field
@@ -71,6 +72,13 @@ def test_a_device_trains_on_texts_as_its_app_keeps_them(family, tmp_path, monkey
     assert np.isfinite(result.values).all()
     assert np.abs(result.values[: model.schema.size]).max() > 0
     assert result.cut > 5
+
+
+def test_a_merged_folder_takes_the_same_texts(tmp_path, monkeypatch):
+    given = Pretrained(str(folder_of("Bert", tmp_path, monkeypatch)), tokens=12)
+    model = Model(spec_of(given))
+    write_merged(given, Values(model.schema, model.initial, model.frozen_vectors), tmp_path / "merged")
+    assert load(tmp_path / "merged", tokens=12).fields == model.spec.fields
 
 
 def test_a_folder_without_a_tokenizer_takes_tokens(tmp_path):

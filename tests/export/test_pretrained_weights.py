@@ -11,7 +11,9 @@ from export.errors import InvalidModel
 from export.huggingface.folder import Pretrained, load, spec_of
 from export.huggingface.written import Values, write_adapters, write_merged
 from export.model import Model
+from muster.commands.model import _write_folder
 from tests.export.test_huggingface import CLASSIFIES, CONTINUES, EMBEDS, FAMILIES, OF_TOKENS, SEVERAL, SIZES, WORDS
+from tests.export.test_inference import trained
 
 TASKS = (CLASSIFIES, SEVERAL, OF_TOKENS, EMBEDS)
 
@@ -187,6 +189,17 @@ def test_a_merged_folder_says_its_task_and_no_padding_that_it_lacks(tmp_path):
     assert written["problem_type"] == "single_label_classification"
     assert written.get("pad_token_id") is None
     assert written["use_cache"]
+
+
+@pytest.mark.parametrize(("other", "to"), [(SEVERAL, "peft"), (OF_TOKENS, "transformers")])
+def test_adapters_are_written_only_for_the_task_they_were_trained_for(other, to, tmp_path):
+    """Both have the same tensors as a classifier. The length of texts changes no weight, and need not be named."""
+    folder, _ = folder_of(tmp_path / "model", "ModernBert", "AutoModel")
+    model = Model(load(folder, task=other, tokens=8))
+    with pytest.raises(InvalidModel, match="another model than the plan's: name it as it was exported"):
+        _write_folder(to, Pretrained(str(folder), tokens=8), trained(model, model.initial), tmp_path / "other")
+    _write_folder(to, Pretrained(str(folder), other), trained(model, model.initial), tmp_path / "same")
+    assert (tmp_path / "same").exists() > (tmp_path / "other").exists()
 
 
 def quantised(folder):

@@ -7,8 +7,9 @@ import torch
 
 from export.build import export_bundle
 from export.errors import InvalidModel
-from export.huggingface.folder import load, spec_of
+from export.huggingface.folder import Pretrained, load, spec_of
 from export.huggingface.modules import pooling_of
+from export.huggingface.written import Values, write_merged
 from export.inference.making import inference_model
 from export.model import GradientOracle, Model
 from fedcore.algorithms import create
@@ -118,6 +119,16 @@ def test_the_first_token_is_the_vector_where_the_folder_says_so(tmp_path):
     module = Model(load(folder, task=EMBEDS, tokens=10)).module
     values = module.model(tokens(2)).last_hidden_state[:, 0]
     torch.testing.assert_close(module(tokens(2)), torch.nn.functional.normalize(values))
+
+
+def test_merged_weights_are_written_with_their_pooling(tmp_path):
+    pytest.importorskip("transformers")
+    noted(saved("Bert", tmp_path / "bert"), {"pooling_mode_cls_token": True})
+    given = Pretrained(str(tmp_path / "bert"), EMBEDS, tokens=10)
+    model = Model(spec_of(given))
+    write_merged(given, Values(model.schema, model.initial, model.frozen_vectors), tmp_path / "merged")
+    merged = Model(load(tmp_path / "merged", task=EMBEDS, tokens=10)).module
+    torch.testing.assert_close(merged(tokens(2)), model.module(tokens(2)))
 
 
 @pytest.mark.parametrize(
