@@ -8,8 +8,10 @@
     correlation x y    Pearson's correlation of two fields
 
 Of a field that is an array every element counts. NaN and infinity are NULL, which is in no bin and no mean, as are
-labels that are ignored and what fills a text's tokens. Bytes in a row may be a text with zeros behind it, and are asked
-about only within bounds. What bounds a device's part of an answer is in `export.questions.draft`.
+labels that are ignored and what fills a text's tokens. Without noise a mean, a deviation and a correlation are hidden
+unless as many devices as a group needs have values within the bounds: what is held to one is the same on all. Bytes in
+a row may be a text with zeros behind it, and are asked about only within bounds. What bounds a device's part of an
+answer is in `export.questions.draft`.
 
 In words, options are KEY=VALUE, two values with a comma between, and the end is that of SQL:
 
@@ -195,15 +197,15 @@ def _counted(draft: drafts.Draft, bins: drafts.Bins) -> tuple[Column, ...]:
 def _quantiles(asked: BuiltIn, terms: drafts.Terms, measured: Sequence[drafts.Measured]) -> CompiledQuestion:
     """Quantiles of bins. Under noise there is no least and no greatest value: a few devices have them, by nature."""
     (of,) = measured
-    hidden, count = terms.minimum_devices > 1 and not terms.private, FINE_BINS if asked.bins is None else asked.bins
-    bins = drafts.Bins.between(of, _few_enough(of, count, 5 if hidden else 3, "ask for fewer bins"))
+    count = FINE_BINS if asked.bins is None else asked.bins
+    bins = drafts.Bins.between(of, _few_enough(of, count, 5 if terms.hides else 3, "ask for fewer bins"))
     draft, number = drafts.Draft(terms), bins.counts
     counts = draft.counts("counts", bins.count, number, of.elements)
     begins, ends = (Number(tuple(each)) for each in zip(*bins.ends, strict=True))
     read, places = ("quantile_of_values", begins) if bins.single else ("quantile", Number(bins.edges))
     shares = [Number(percent / 100) for percent in PERCENTILES]
     found = [Call(read, (counts, share, places)) for share in shares]
-    if hidden:
+    if terms.hides:
         sides = [
             draft.devices(name, bins.count, functools.partial(number, within=within), of.elements)
             for name, within in (("up_to", torch.ge), ("from_on", torch.le))
@@ -231,7 +233,8 @@ def _normaliser(asked: BuiltIn, terms: drafts.Terms, measured: Sequence[drafts.M
     (of,) = measured
     size = 1 if asked.overall else of.elements
     counted = 1 if of.full else size  # all elements have as many
-    if 2 * size + 3 * counted > MOST_CELLS:
+    bounded = terms.hides and not of.within
+    if 2 * size + 2 * counted + (size if bounded else counted) > MOST_CELLS:
         raise QuestionError(f"{of.field.name} has {size:,} elements, too many for one report: say overall")
 
     def summed(values: Tensor) -> Tensor:
@@ -243,7 +246,10 @@ def _normaliser(asked: BuiltIn, terms: drafts.Terms, measured: Sequence[drafts.M
     _, each = of.bounds, of.elements // size  # without bounds large sums cancel
     draft = drafts.Draft(terms)
     values = draft.counts("counts", counted, valid, each, apart=True)
-    draft.devices(drafts.VOTERS, counted, valid, counted)
+    if bounded:
+        draft.devices(drafts.VOTERS, size, lambda fields: summed(of.inside(fields)), size)
+    else:
+        draft.devices(drafts.VOTERS, counted, valid, counted)
     sums = draft.units("sums", size, lambda fields: summed(of.units(fields)[0]), each)
     squares = draft.units("squares", size, lambda fields: summed(of.units(fields)[0] ** 2), each, low=0)
     variance = "variance_of_all" if terms.private else "variance_if_told"
@@ -272,9 +278,12 @@ def _correlation(asked: BuiltIn, terms: drafts.Terms, measured: Sequence[drafts.
     def there(fields: drafts.Fields) -> Tensor:
         return units(fields)[2]
 
+    def inside(fields: drafts.Fields) -> Tensor:
+        return one.inside(fields) * other.inside(fields)
+
     draft = drafts.Draft(terms)
     both = draft.counts("counts", 1, there, 1)
-    draft.devices(drafts.VOTERS, 1, there, 1)
+    draft.devices(drafts.VOTERS, 1, inside if terms.hides and not (one.within and other.within) else there, 1)
     products: dict[str, tuple[Callable[[Tensor, Tensor], Tensor], int]] = {
         "x": (lambda x, y: x, -1),
         "y": (lambda x, y: y, -1),

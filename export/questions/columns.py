@@ -14,6 +14,7 @@ it (`export.questions.scalars`), as a group of so few is hidden.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import NamedTuple
@@ -123,11 +124,12 @@ class Columns:
         """What an aggregate shows, where as many devices as a group needs contribute to each piece of it."""
         if self._minimum_devices == 1 or self._sums.bounds.private:
             return shown
-        counts = dict.fromkeys(self._counts(aggregate))
-        counts.pop(self._sums.voters(), None)
+        counts: dict[Value, None] = dict.fromkeys(map(Cell, self._counts(aggregate)))
+        counts |= dict.fromkeys(self._counts_within(aggregate))
+        counts.pop(Cell(self._sums.voters()), None)
         if not counts:
             return shown
-        return Shown(Call("if_each", (shown.value, Number(self._minimum_devices), *map(Cell, counts))), shown.kind)
+        return Shown(Call("if_each", (shown.value, Number(self._minimum_devices), *counts)), shown.kind)
 
     def _counts(self, aggregate: Aggregate) -> list[str]:
         """The blocks that count who contributes to each piece of an aggregate."""
@@ -140,9 +142,23 @@ class Columns:
             return [self._sums.voters(condition, *numbers)] if known else []
         number = self._scalars.of(arguments[0], name)
         counts = [self._sums.voters(rows) for rows in self._contributors.to(arguments[0], condition)]
-        counts = counts or [self._sums.voters(condition, number)]  # of zeros, a sum is 0 where there are some, or NULL
-        if aggregate.held is not None and number.low < 0 < number.high:  # else a sum has the sign of each row
-            counts += [self._sums.towards(end, condition, number) for end in aggregate.held if end]
+        return counts or [self._sums.voters(condition, number)]  # of zeros, a sum is 0 where there are some, or NULL
+
+    def _counts_within(self, aggregate: Aggregate) -> list[Value]:
+        """Of sums that are held to bounds: who has one above 0 and within the bound, and below 0, where that may be."""
+        if aggregate.held is None:
+            return []
+        number, condition, counts = self._summed(aggregate), aggregate.condition, list[Value]()
+        for end in aggregate.held:
+            most = number.high if end > 0 else -number.low
+            if not end or most <= 0:
+                continue
+            several = not number.whole or abs(end) > 1  # else a sum is 0 or held
+            passes = several and most * (self._sums.bounds.most_rows or math.inf) > abs(end)
+            if passes or number.low < 0 < number.high:  # else a sum has the sign of each row
+                towards = Cell(self._sums.towards(end, condition, number))
+                beyond = Cell(self._sums.towards(end, condition, number, beyond=True)) if passes else None
+                counts.append(towards if beyond is None else Call("-", (towards, beyond)))
         return counts
 
     def _held(self, aggregate: Aggregate) -> Aggregate:
@@ -161,6 +177,14 @@ class Columns:
             raise self._source.refusal(inner.node, "CLIP_PER_DEVICE needs two bounds that are apart")
         return aggregate._replace(term=inner, held=(held[0], held[1]))
 
+    def _summed(self, aggregate: Aggregate) -> Expression:
+        """The number that is added up. Of COUNT it is 1 where a number is not NULL, which it is elsewhere."""
+        name, arguments = aggregate.term.function, aggregate.term.arguments
+        if name != "COUNT":
+            return self._number(aggregate)
+        null = OPERATORS["is_null"](self._scalars.of(arguments[0], name)) if arguments else literal(0)
+        return self._sums.once(("one", *arguments), lambda: OPERATORS["case"](null, literal(None), literal(1)))
+
     def _number(self, aggregate: Aggregate) -> Expression:
         """The number that is aggregated. Raises QuestionError for a text."""
         term = aggregate.term
@@ -178,9 +202,7 @@ class Columns:
             return Shown(Number(0), "whole")
         if aggregate.held is None:
             return Shown(Cell(self._sums.count(aggregate.condition, number)), "whole")
-        # 1 where a number is not NULL, which it is elsewhere.
-        known = number and OPERATORS["case"](OPERATORS["is_null"](number), literal(None), literal(1))
-        count = self._sums.total(aggregate.condition, known or literal(1), aggregate.held)
+        count = self._sums.total(aggregate.condition, self._summed(aggregate), aggregate.held)
         return Shown(count, "real" if _is_real(aggregate.held) else "whole")
 
     def _sum(self, aggregate: Aggregate) -> Shown:

@@ -131,6 +131,19 @@ class Measured(NamedTuple):
         valid = values.ne(self.field.absent or 0) if self.whole else values.abs() <= LARGEST_FLOAT
         return torch.where(valid, values, torch.zeros_like(values)), valid
 
+    @property
+    def within(self) -> bool:
+        """Whether no value is held to its bounds, as they are those of the field."""
+        ends = {(each.low, each.high) for each in self.each or (self,)}
+        return self.whole and self.field.high is not None and ends == {(0, self.field.high - 1)}
+
+    def inside(self, fields: Fields) -> Tensor:
+        """Which values, (B, E), are within the bounds, so that they themselves are added up, 1 or 0."""
+        values, valid = self.numbers(fields)
+        columns = [[each.low, each.high] for each in self.each or (self,)]
+        low, high = torch.tensor(columns, dtype=values.dtype).T.contiguous()
+        return torch.logical_and(valid, torch.logical_and(values >= low, values <= high)).to(torch.float32)
+
     def units(self, fields: Fields) -> tuple[Tensor, Tensor]:
         """Values held to the bounds, (B, E) within −1 … 1 of the middle, NULL as 0; and which are not NULL, 1 or 0."""
         values, valid = self.numbers(fields)
@@ -260,6 +273,11 @@ class Terms:
     def bounded(self) -> bool:
         """Whether what a device sends must be bounded."""
         return self.private or self.secure
+
+    @property
+    def hides(self) -> bool:
+        """Whether numbers of too few devices are left out, which noise hides by itself."""
+        return self.minimum_devices > 1 and not self.private
 
     def need_rows(self) -> int:
         """The most rows of a device. Raises QuestionError where all count."""

@@ -69,6 +69,7 @@ FARTHEST = 1e26
 NARROWEST = 1e-20
 MOST_SHARE = 2.0**40
 """By how much smaller sums of a device than what they are held to count."""
+ROUNDING = 2.0**-20
 _NO_ROWS = "MAX n ROWS PER DEVICE"
 _NO_BOUNDS = "CLIP(x, low, high) with constants for what is summed"
 
@@ -102,9 +103,13 @@ class Sums:
         """The block of the devices that have a row for which a condition is true, in each group, and a number known."""
         return self._ones("devices", self._counted(self._rows_with(condition, number and self._known(number))))
 
-    def towards(self, end: float, condition: Expression | None, number: Expression) -> str:
-        """The block of the devices whose sum of a number is on that side of 0, further than next to nothing of it."""
-        share = self.once(("share", number, end), lambda: OPERATORS["*"](number, literal(MOST_SHARE / end)))
+    def towards(self, end: float, condition: Expression | None, number: Expression, *, beyond: bool = False) -> str:
+        """The block of the devices whose sum of a number is on that side of 0, further than next to nothing of it.
+
+        beyond: further than the end, by more than a rounding.
+        """
+        unit = (0.5 - ROUNDING if beyond else MOST_SHARE) / end
+        share = self.once(("share", number, unit), lambda: OPERATORS["*"](number, literal(unit)))
         included = self._rows_with(condition, self._known(number))
         rows = self._row("share", (share, included), self.groups.number, _adding(share, included))
         return self._ones("devices", rows)

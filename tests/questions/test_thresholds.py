@@ -150,6 +150,45 @@ def test_no_bound_tells_what_one_device_has(column, secure):
         assert others == [first] * 3, (first, others)
 
 
+HELD = [
+    "CLIP_PER_DEVICE(SUM(x + 1000 * ABS(p - 7)), 0, 100)",
+    "CLIP_PER_DEVICE(TOTAL(- 1.0 * x - 1000 * ABS(p - 7)), -100, 0)",
+    "CLIP_PER_DEVICE(SUM(x + 1000 * ABS(p - 7) - 20), -1, 100)",
+    "CLIP_PER_DEVICE(SUM(x + 1000 * ABS(p - 7)) FILTER (WHERE y >= 0), 0, 100)",
+]
+"""Columns in which the sums of all other devices are held to a bound."""
+
+
+@pytest.mark.security("A condition picks no device")
+@pytest.mark.parametrize("secure", [False, True])
+@pytest.mark.parametrize("column", HELD)
+def test_no_bound_of_a_devices_sum_tells_what_one_device_has(column, secure):
+    populations = [[{name: values[:1] for name, values in device.items()} for device in rows] for rows in differing()]
+    first, *others = told(f"SELECT {column} FROM examples", *populations, secure=secure)
+    assert others == [first] * 3, (first, others)
+
+
+@pytest.mark.security("A condition picks no device")
+@pytest.mark.parametrize("words", ["normaliser x low=30 high=99", "correlation x y low=30,0 high=99,4"])
+def test_no_bound_of_a_question_by_name_tells_what_one_device_has(words):
+    def answers(least):
+        asked = compiled(words.split(), Fields(FIELDS, ""), Terms(minimum_devices=least))
+        return [answered(asked, held(x)).rows for x in (15, 35, 55)]
+
+    assert answers(LEAST) == [()] * 3
+    assert len(set(answers(1))) == 3
+
+
+def test_what_enough_devices_have_within_a_bound_is_shown():
+    """Sums of devices are 21, 25, 29, 33, 37 and 76."""
+    for least, column, expected in [
+        (4, "SUM(x), 0, 35", 178), (5, "SUM(x), 0, 35", None), (6, "SUM(x), 0, 900", 221), (6, "COUNT(*), 0, 1", 6),
+        (6, "COUNT(*), 0, 2", 12), (2, "COUNT(*), 0, 2.5", 12), (6, "TOTAL(- x), -76, 0", -221),
+    ]:  # fmt: skip
+        ((((found,),), _),) = told(f"SELECT CLIP_PER_DEVICE({column}) FROM examples", held(55), least=least)
+        assert found == expected, (least, column)
+
+
 def test_a_held_sum_needs_as_many_devices_on_either_side_of_0():
     """Sums of devices are -9, -5, -1, 3, 7 and 46."""
     for least, low, expected in [(1, -50, 41), (3, -50, 41), (4, -50, None), (3, 0, 56), (4, 0, None)]:
