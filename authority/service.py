@@ -1,4 +1,4 @@
-"""The authority's HTTP service: routes that issue credentials, draw beacons, and report health.
+"""The authority as a process: HTTP routes that issue credentials, draw beacons, report health; its key, port and end.
 
 Spec: docs/spec/wire.md §9.
 """
@@ -8,11 +8,14 @@ from __future__ import annotations
 import hashlib
 import heapq
 import math
+import socket
 import time
-from collections.abc import Awaitable, Callable, Collection, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from typing import TypeVar
 
+import uvicorn
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from msgspec import Struct
 from starlette.applications import Starlette
@@ -21,9 +24,9 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from authority.attestation import Attestation
-from authority.errors import BeaconRefused, NotAttested
+from authority.configuration import AuthorityConfig, BeaconRefused, InvalidSettings, KeyMissing, NotAttested
 from fedcore.errors import ForgedSignature, MalformedSignature, StaleSignature, WireError, WrongBody
-from fedcore.signing import SucceedingKey
+from fedcore.signing import SucceedingKey, key_text, public_key
 from fedcore.wire import messages
 from fedcore.wire.messages import (
     PROBLEM_FIELD,
@@ -36,10 +39,9 @@ from fedcore.wire.messages import (
 )
 from fedcore.wire.signatures import device_id
 from ingress.connection import hang_up
-from ingress.limits import Newcomers, RateLimit, caller_of
-from ingress.signed_requests import Signed, named_key, read, signer_of
-from secagg.encoding import DIGEST_BYTES
-from secagg.errors import BadSignature, SecaggError
+from ingress.limits import ConnectionLimits, Newcomers, RateLimit, caller_of, networks
+from ingress.server import HttpConfig, Signed, listening, named_key, open_to, origins, read, signer_of
+from secagg.errors import DIGEST_BYTES, BadSignature, SecaggError
 from secagg.graph import root_of
 from secagg.keys import check_possession, issue
 from secagg.messages import Invite, draw_beacon
@@ -257,3 +259,70 @@ def _problem(error: Exception) -> Response:
     if isinstance(error, _TooOften):
         fields["Retry-After"] = str(math.ceil(error.wait_s))
     return Response(messages.encode(document), document.status, fields, media_type=PROBLEM_TYPE)
+
+
+# The authority as a process: its key's file, its port, and its end.
+
+
+T = TypeVar("T")
+DAY_S = 86_400
+DRAIN_S = 10.0
+"""The longest time that a stop waits for requests in progress."""
+
+
+def serve(config: AuthorityConfig, on_ready: Callable[[str], None] = lambda url: None) -> None:
+    """Serve until SIGTERM or SIGINT. on_ready: called with the URL once requests are answered.
+
+    Raises ingress.limits.CannotListen, InvalidSettings for text that cannot be parsed, and as `issuer_of`.
+    """
+    AuthorityServer(config, on_ready).run()
+
+
+def issuer_of(config: AuthorityConfig) -> Issuer:
+    """The issuer of credentials. Raises KeyMissing, InvalidKey, BadSecret, BadAndroidFile or BadAppleFile."""
+    if not config.key.exists():
+        raise KeyMissing(
+            f"there is no key at {config.key}: `muster authority new-key {config.key}` makes one, and if there was "
+            "one, put it back, since devices trust no other"
+        )
+    files = config.enrolment_secret_file, config.android_file, config.apple_file
+    attestation = Attestation.of(config.accept_unattested, *files)
+    return Issuer(SucceedingKey.load("authority", config.key), attestation, int(config.credential_days * DAY_S))
+
+
+def _app(config: AuthorityConfig) -> Starlette:
+    issuer = issuer_of(config)
+    servers = {key_text(public_key(text).public_bytes_raw()) for text in config.server_keys}
+    newcomers = Newcomers(config.connection_limit)
+    return authority_app(issuer, Beacons(issuer.key.private, servers), newcomers, config.address_limit_per_minute)
+
+
+class AuthorityServer(uvicorn.Server):
+    """The HTTP server of an authority. on_ready: called with the URL once requests are answered."""
+
+    def __init__(self, config: AuthorityConfig, on_ready: Callable[[str], None]) -> None:
+        proxies = _parsed("trusted_proxies", networks, config.trusted_proxies)
+        self._limits = ConnectionLimits(config.connection_limit, config.address_connection_limit, proxies)
+        self._http = HttpConfig(tls_cert=config.tls_cert, tls_key=config.tls_key, drain_s=DRAIN_S)
+        app = open_to(_parsed("allowed_origins", origins, config.allowed_origins), _app(config))
+        super().__init__(self._http.uvicorn(app, self._limits))
+        self._wanted = config
+        self._on_ready = on_ready
+
+    def run(self, sockets: list[socket.socket] | None = None) -> None:
+        """Listen, and serve until told to stop. Raises ingress.limits.CannotListen."""
+        with listening(self._wanted.host, self._wanted.port, self._limits) as listener:
+            super().run([listener])
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Start, and report the URL."""
+        await super().startup(sockets)
+        if sockets and self.started:
+            self._on_ready(self._http.url(sockets[0]))
+
+
+def _parsed(name: str, parse: Callable[[str], T], texts: Sequence[str]) -> T:
+    try:
+        return parse(",".join(texts))
+    except ValueError as error:
+        raise InvalidSettings(f"{name}: {error}") from error

@@ -1,4 +1,4 @@
-"""Load for a coordinator: thousands of devices in one process, which use the real protocol but do not train.
+"""Load for a coordinator: thousands of devices in one process, and a task whose devices do not train.
 
 Each device signs with its own key over real HTTP. It has no state folder, policy, journal or runtime, and its report is
 zeros. So one machine can load a coordinator with more devices than it could run (docs/performance.md).
@@ -8,24 +8,32 @@ from __future__ import annotations
 
 import asyncio
 import random
+import tempfile
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self, TypeAlias, TypeVar
 from urllib.parse import urlsplit
 
 import aiohttp
+import msgspec
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from fedcore import checkpoint
-from fedcore.plan import BlobRef, Plan, in_turn
-from fedcore.report import ReportLayout
+from coordinator.store.tasks import TaskSettings
+from fedcore import algorithms, checkpoint
+from fedcore.bundle import AlgorithmRef, Bundle, Certificate, Evidence, Footprint, Manifest, Parity
+from fedcore.params import ParamSchema, TensorSpec, VectorSpec
+from fedcore.plan import BlobRef, ExampleSpec, Field, PassPlan, Plan, in_turn
+from fedcore.report import ReportLayout, Segment
+from fedcore.schedule import Loop
 from fedcore.wire import messages
 from fedcore.wire.signatures import DIGEST, PublicKey, SignableRequest, Signer, content_digest
+from muster.local.server import LocalCoordinator, local_coordinator
 
 T = TypeVar("T")
 Behaviour: TypeAlias = Literal["steady", "silent", "killed"]
@@ -335,3 +343,53 @@ def _behaviours(config: LoadConfig) -> Iterator[Behaviour]:
     silent, killed = (round(share * config.devices) for share in (config.silent, config.killed))
     for number in range(config.devices):
         yield "silent" if number < silent else "killed" if number < silent + killed else "steady"
+
+
+# A task without graphs to run, for loading a coordinator: the devices of such a task report zeros.
+
+
+FORMAT = "onnx"
+
+
+@contextmanager
+def null_coordinator(size: int, task: TaskSettings, **settings: Any) -> Iterator[tuple[LocalCoordinator, str]]:
+    """A coordinator process with one such task on `size` parameters, in a temporary folder; the task's id.
+
+    `settings` are the coordinator's. Raises ServerError.
+    """
+    with tempfile.TemporaryDirectory(prefix="muster-null-") as folder:
+        bundle = null_bundle(Path(folder) / "plan", size)
+        with local_coordinator(Path(folder), **settings) as local:
+            yield local, local.store.register_task(bundle, task).id
+
+
+def null_bundle(folder: Path, size: int) -> Bundle:
+    """A bundle of FedAvg on `size` parameters, weighing devices alike. Its graphs are text, and never run."""
+    params = VectorSpec("params", size)
+    graphs = {name: name.encode() for name in ("train.begin", "train.step", "report")}
+    metrics = Segment("train.metrics", 2, "sum", ("examples", "loss"))
+    plan = Plan(
+        name="null",
+        schema=ParamSchema((TensorSpec("w", (size,)),)),
+        broadcast=(params,),
+        examples=ExampleSpec((Field("x", "float32", (1,)),)),
+        passes=(PassPlan("train", Loop(batch_size=1), (params,), ("loss",)),),
+        report=ReportLayout((Segment("delta", size, "mean"), Segment("weight", 1, "sum"), metrics), "uniform"),
+        graphs={FORMAT: {name: BlobRef.of(graph) for name, graph in graphs.items()}},
+    ).encode()
+    algorithm = AlgorithmRef("fedavg", {"weighting": "uniform"})
+    start = np.zeros(size, np.float32)
+    state = checkpoint.encode(algorithms.create(algorithm.name, algorithm.settings).init(start))
+    footprint = Footprint(step_cpu_ms=1.0, peak_rss_mb=1.0, graph_bytes=sum(map(len, graphs.values())))
+    parity = (Parity("train.step", 1, 0.0, 0.0),)
+    evidence = Evidence(runtime="none", version="none", tolerance=1.0, parity=parity, footprint=footprint)
+    certificate = msgspec.json.encode(Certificate("none", {FORMAT: evidence}))
+    manifest = Manifest(
+        name="null",
+        model="none",
+        algorithm=algorithm,
+        plan=BlobRef.of(plan),
+        state=BlobRef.of(state),
+        certificate=BlobRef.of(certificate),
+    )
+    return Bundle.write(folder, manifest, [plan, state, certificate, *graphs.values()])

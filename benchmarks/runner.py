@@ -18,10 +18,8 @@ import msgspec
 import typer
 from typer import Option
 
-from muster.header import header
-from muster.options.settings import parameters_of
-from muster.options.simulate import Data
-from muster.output import Json, doing, emit
+from muster.options import Data, parameters_of
+from muster.output import Json, doing, emit, header
 from muster.plain import say as say_line, show_table
 
 # The options of every benchmark: a docstring is the help of its command, a field with a `typer.Option` an option.

@@ -1,6 +1,6 @@
 """Replicas of one population: CPU of a rejected check-in, at those that do not drive it and at the one that does.
 
-The same of reports: `benchmarks.scale_reports`.
+The same of reports: `benchmarks.report`.
 
 The peer is a coordinator alone, with the same task on a database of its own, in the same run. What answers check-ins is
 the main thread of a process, and what hears of them at the driver is its turn, once a second: CPU of these two is
@@ -20,9 +20,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
-from benchmarks import scale_reports
-from benchmarks.load import POPULATION, LoadConfig, LoadFleet, Refusal
-from benchmarks.null_task import null_bundle
+from benchmarks import report
+from benchmarks.load import POPULATION, LoadConfig, LoadFleet, Refusal, null_bundle
 from benchmarks.postgresql import Cluster, binaries, cluster
 from benchmarks.report import task_of
 from benchmarks.runner import ScaleOptions
@@ -72,10 +71,10 @@ def run(options: ScaleOptions, say: Say) -> dict[str, Any]:
         single, several = Path(folder) / "reports-alone", Path(folder) / "reports"
         task = task_of(options.reports, options.rounds)
         with (
-            _coordinators(server, single, 1, task, scale_reports.SIZE) as (alone,),
-            _coordinators(server, several, 2, task, scale_reports.SIZE) as (driver, replica),
+            _coordinators(server, single, 1, task, report.REPLICA_SIZE) as (alone,),
+            _coordinators(server, several, 2, task, report.REPLICA_SIZE) as (driver, replica),
         ):
-            reports = asyncio.run(scale_reports.measure(options, alone, driver, replica, say))
+            reports = asyncio.run(report.measure(options, alone, driver, replica, say))
     alone_us = median(pair.alone_us for pair in pairs)
     follower_us = median(pair.follower_us for pair in pairs)
     driver_us = heard_us + heard_ms * 1e-3 * follower_us / len(followers)
@@ -90,7 +89,7 @@ def run(options: ScaleOptions, say: Say) -> dict[str, Any]:
         "checkin_ratio": median(pair.follower_us / pair.alone_us for pair in pairs),
         "checkin_driver_share": driver_us / alone_us,
         "reports": reports,
-        "targets": TARGETS | scale_reports.TARGETS,
+        "targets": TARGETS | report.REPLICA_TARGETS,
     }
 
 

@@ -146,7 +146,7 @@ def serve(
 
     source: the random source that draws cohorts; the system's own by default.
 
-    Raises what `Service.open` does, and ingress.errors.CannotListen when a port is taken.
+    Raises what `Service.open` does, and ingress.limits.CannotListen when a port is taken.
     """
 
     def ready(addresses: Addresses) -> None:
@@ -176,7 +176,7 @@ class DeviceServer(uvicorn.Server):
         self._on_ready = on_ready
 
     def run(self, sockets: list[socket.socket] | None = None) -> None:
-        """Listen on both ports, and serve until it is to stop. Raises ingress.errors.CannotListen."""
+        """Listen on both ports, and serve until it is to stop. Raises ingress.limits.CannotListen."""
         settings = self._settings
         with (
             listening(settings.host, settings.port, self._limits) as devices,

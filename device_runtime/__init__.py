@@ -12,10 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from device_runtime.device import Device
-    from device_runtime.errors import ConfigError, DeviceError, ModelRefused, NoModel
+    from device_runtime.errors import ConfigError, DeviceError, ModelRefused, NoModel, Outcome
     from device_runtime.examples import Collection, ExampleStore, Retention
     from device_runtime.models.model import Model, Personalised
-    from device_runtime.outcome import Outcome
     from device_runtime.permission.policy import PerDay, PlanLimits, Policy, Questions
     from device_runtime.state.folder import KeyStore
 
@@ -49,7 +48,7 @@ _HOMES = {
     "ExampleStore": "examples",
     "KeyStore": "state.folder",
     "Retention": "examples",
-    "Outcome": "outcome",
+    "Outcome": "errors",
     "PerDay": "permission.policy",
     "Personalised": "models.model",
     "PlanLimits": "permission.policy",

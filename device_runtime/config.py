@@ -6,8 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from device_runtime.clock import Clock
-from device_runtime.conditions import Conditions, ConditionSource, Requirements
+from device_runtime.conditions import Clock, Conditions, ConditionSource, Requirements
 from device_runtime.errors import ConfigError, PolicyForbids
 from device_runtime.permission.policy import Policy
 from device_runtime.protocol.enrolment import Credentials, DeviceKeys, Enrolments

@@ -15,14 +15,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from device_runtime.backends import BACKENDS
-from device_runtime.clock import Clock, Moment
-from device_runtime.conditions import Conditions, ConditionSource, Requirements
+from device_runtime.conditions import Clock, Conditions, ConditionSource, Moment, Requirements
 from device_runtime.config import DeviceConfig, secret_in
-from device_runtime.errors import ConfigError, DeviceError, ModelClosed, ModelRefused, StateInUse
-from device_runtime.outcome import Outcome
+from device_runtime.errors import ConfigError, DeviceError, ModelClosed, ModelRefused, Outcome, StateInUse
 from device_runtime.permission.policy import Policy, policy_in
 from device_runtime.protocol.connection import address_of
-from device_runtime.sandbox.confinement import lacking
+from device_runtime.sandbox.channel import lacking
 from device_runtime.session import run_session
 from device_runtime.state.database import open_database
 from device_runtime.state.folder import KeyStore, only_session

@@ -11,15 +11,22 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from device_runtime.clock import Clock, Moment
-from device_runtime.conditions import Conditions
+from device_runtime.conditions import Clock, Conditions, Moment
 from device_runtime.config import DeviceConfig
-from device_runtime.errors import NOT_WANTED, DeviceError, NotAllowedNow, Refused, StateError, TransportError
-from device_runtime.outcome import Outcome, SessionFacts, failed
+from device_runtime.errors import (
+    NOT_WANTED,
+    DeviceError,
+    NotAllowedNow,
+    Outcome,
+    Refused,
+    SessionFacts,
+    StateError,
+    TransportError,
+    failed,
+)
 from device_runtime.permission.guard import Guard
 from device_runtime.protocol.transport import Transport
-from device_runtime.state.journal import RUNNING, Entry, Journal
-from device_runtime.state.records import Spending, Spent
+from device_runtime.state.records import RUNNING, Entry, Journal, Spending, Spent
 from fedcore.wire.messages import Assignment
 from fedcore.wire.signatures import Signer
 

@@ -17,22 +17,18 @@ from msgspec.structs import replace
 from device_runtime import errors
 from device_runtime.backends import unsupported
 from device_runtime.capabilities import capabilities, stated_examples
-from device_runtime.clock import Clock, Moment
-from device_runtime.conditions import Conditions
+from device_runtime.conditions import Clock, Conditions, Moment
 from device_runtime.config import DeviceConfig, enrolments, sealer_of
+from device_runtime.errors import Outcome, Phases, failed
 from device_runtime.examples import ExampleSource, open_examples
 from device_runtime.monitor import Hold, Monitor, SessionRecord
-from device_runtime.outcome import Outcome, Phases, failed
 from device_runtime.permission.guard import Guard, acceptable_tasks
-from device_runtime.permission.policy import policy_in
-from device_runtime.permission.releases import Releases
+from device_runtime.permission.policy import Releases, policy_in
 from device_runtime.protocol.transport import Transport
 from device_runtime.state.assignment import AssignmentStore, KeptVectors, StoredAssignment
-from device_runtime.state.cache import BLOBS, BlobCache, PartialDownload, trim
 from device_runtime.state.database import StateDatabase, open_database
-from device_runtime.state.folder import only_session
-from device_runtime.state.journal import Journal
-from device_runtime.state.records import AnsweredQuestions, Retry, Spending, Spent, kept_blobs, stated_versions
+from device_runtime.state.folder import BLOBS, BlobCache, PartialDownload, only_session, trim
+from device_runtime.state.records import AnsweredQuestions, Journal, Retry, Spending, Spent, kept_blobs, stated_versions
 from device_runtime.trainer import Trainer
 from device_runtime.work import Worker, encode_report, plan_of
 from fedcore.errors import visible

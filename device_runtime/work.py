@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 
 from device_runtime.errors import NonFiniteReport, PlanRefused
 from device_runtime.examples import ExampleSource
-from device_runtime.permission.releases import check_model
+from device_runtime.permission.policy import check_model
 from device_runtime.runner import TrainingResult
-from device_runtime.state.cache import BlobCache
+from device_runtime.state.folder import BlobCache
 from device_runtime.trainer import Job, Limits, Texts, Trainer
 from fedcore import checkpoint
 from fedcore.batching import SECRET_BYTES, StreamKey

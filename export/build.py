@@ -13,7 +13,7 @@ import torch
 from msgspec import UNSET
 from msgspec.structs import replace
 
-from device_runtime import tokenizer_file
+from device_runtime import texts
 from device_runtime.errors import PlanRefused
 from export.capture import (
     Captured,
@@ -147,7 +147,7 @@ def with_hold_out(plan: Plan, hold_out: HoldOut | None) -> Plan:
 
 def _check_tokenizer(name: str, data: bytes) -> None:
     try:
-        tokenizer_file.check(data)
+        texts.check(data)
     except PlanRefused as error:
         raise InvalidModel(f"model {name}: {error}") from error
 

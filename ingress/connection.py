@@ -15,8 +15,7 @@ import numpy as np
 from uvicorn._types import ASGI3Application
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
-from ingress.errors import RefusedRequest
-from ingress.limits import ConnectionLimits
+from ingress.limits import ConnectionLimits, RefusedRequest
 
 HEAD_BYTES = 1 << 14
 """The largest head of a request, and the most bytes around a body in chunked coding, including trailers."""

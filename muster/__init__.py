@@ -17,9 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from muster.python.asking import ask
-    from muster.python.demonstrating import demo
     from muster.python.exporting import export, export_model, forecast
-    from muster.python.operating import Coordinator, Task
+    from muster.python.operating import Coordinator, Task, demo
     from muster.python.simulating import Run, Sweep, load, plot, simulate, sweep
     from simulator.population import Population
 
@@ -47,7 +46,7 @@ _HOMES = {
     "Sweep": "muster.python.simulating",
     "Task": "muster.python.operating",
     "ask": "muster.python.asking",
-    "demo": "muster.python.demonstrating",
+    "demo": "muster.python.operating",
     "export": "muster.python.exporting",
     "export_model": "muster.python.exporting",
     "forecast": "muster.python.exporting",

@@ -8,24 +8,17 @@ from typing import Annotated
 import typer
 
 from muster.commands import device as on_device
-from muster.commands.administration import audit_app
+from muster.commands.administration import audit_app, doctor, key_app, log
 from muster.commands.ask import ask
-from muster.commands.catalogue import algorithms_app, data_app, new
-from muster.commands.checkout import add_checkout
-from muster.commands.coordinator import coordinator_app
-from muster.commands.demo import demo
-from muster.commands.doctor import doctor
+from muster.commands.catalogue import algorithms_app, data_app, demo, new
+from muster.commands.coordinator import authority_app, coordinator_app
 from muster.commands.export import export, plan_app
-from muster.commands.fleet import fleet_app
-from muster.commands.forecast import forecast
-from muster.commands.key import key_app, log
+from muster.commands.fleet import add_checkout, fleet_app, forecast
 from muster.commands.model import model_app
 from muster.commands.privacy import privacy_app
-from muster.commands.serving import authority_app
-from muster.commands.simulate import simulate
-from muster.commands.sweep import plot, sweep
+from muster.commands.simulate import plot, simulate, sweep
 from muster.commands.task import task_app
-from muster.options.settings import CommandWithSet
+from muster.options import CommandWithSet
 from muster.plain import say
 
 

@@ -8,9 +8,8 @@ import traceback
 from typing import Any, NoReturn
 
 from fedcore.private_files import exit_on_sigterm
-from muster.plain import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_TERMINATED, EXIT_USAGE, remark
+from muster.plain import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_TERMINATED, EXIT_USAGE, OURS, remark
 
-OURS = {"authority", "coordinator", "device_runtime", "export", "fedcore", "ingress", "muster", "secagg", "simulator"}
 USAGE_ERRORS = {
     "CompressionError",
     "UnknownAlgorithm",

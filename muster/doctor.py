@@ -14,9 +14,9 @@ from pathlib import Path
 import msgspec
 
 from coordinator.rules.alerts import Assumption
-from device_runtime.native.library import default_folder, shim_name
+from device_runtime.backends.executorch import default_folder, shim_name
 from device_runtime.permission.policy import Policy
-from device_runtime.sandbox.confinement import lacking
+from device_runtime.sandbox.channel import lacking
 from secagg.parameters import LEAST_COHORT
 from simulator.errors import SysrootError
 from simulator.fleet import arm, browsers

@@ -1,12 +1,17 @@
-"""The output of commands: one JSON object or a table on standard output, progress on standard error."""
+"""The output of commands: one JSON object or a table, progress on standard error, tables for documents, a header."""
 
 from __future__ import annotations
 
 import gc
+import os
+import platform
+import re
 import shlex
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
+from importlib.metadata import PackageNotFoundError, version
 from time import monotonic
 from typing import Annotated, Any, Protocol
 
@@ -151,3 +156,79 @@ def loading() -> Iterator[None]:
         finally:
             gc.freeze()
             gc.enable()
+
+
+# Tables as text for documents: Markdown and LaTeX.
+
+
+_LATEX = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "–": "--", "−": "$-$"}
+_LATEX |= {sign: f"\\{sign}" for sign in "&%$#_{}"}
+
+
+def markdown(columns: Sequence[str], body: Sequence[Sequence[str]]) -> str:
+    """A table of cells in Markdown; a cell may hold a bar."""
+    lines = [columns, ["---"] * len(columns), *([cell.replace("|", "\\|") for cell in row] for row in body)]
+    return (
+        "".join(f"| {' | '.join(cells)} |\n" for cells in lines).replace("| --- |", "|---|").replace(" --- |", "---|")
+    )
+
+
+def plain_markdown(columns: Sequence[str], body: Sequence[Sequence[str]]) -> str:
+    """A table of plain text in Markdown, where no character of a cell is markup."""
+    return markdown([_escaped(name) for name in columns], [[_escaped(cell) for cell in row] for row in body])
+
+
+def latex(columns: Sequence[str], body: Sequence[Sequence[str]]) -> str:
+    """A table of plain text in LaTeX: a `tabular`, which needs no package."""
+    head, *rows = [" & ".join(map(_in_latex, row)) + r" \\" for row in (columns, *body)]
+    lines = [rf"\begin{{tabular}}{{{'l' * len(columns)}}}", r"\hline", head, r"\hline", *rows, r"\hline"]
+    return "\n".join([*lines, "\\end{tabular}\n"])
+
+
+def _escaped(cell: str) -> str:
+    return re.sub(r"([\\`*_<>\[\]])", r"\\\1", _one_line(cell))
+
+
+def _in_latex(cell: str) -> str:
+    return "".join(_LATEX.get(sign, sign) for sign in _one_line(cell))
+
+
+def _one_line(cell: str) -> str:
+    return " ".join(cell.split())
+
+
+# The header of every result: benchmark, date, machine and versions.
+
+
+PACKAGES = ("muster-fl", "numpy", "cryptography", "onnxruntime", "torch", "executorch")
+"""Packages whose versions decide figures."""
+
+
+def header(benchmark: str) -> dict[str, object]:
+    """The first keys of a result: `benchmark`, `date` in UTC, `machine`, `cores` and `versions`.
+
+    cores: those that this process may use. versions: of Python and of PACKAGES, as far as they are installed.
+    """
+    return {
+        "benchmark": benchmark,
+        "date": datetime.now(UTC).date().isoformat(),
+        "machine": f"{platform.machine()}, {_processor()}",
+        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "versions": {"python": sys.version.split()[0], **dict(_versions())},
+    }
+
+
+def _versions() -> Iterator[tuple[str, str]]:
+    for package in PACKAGES:
+        try:
+            yield package, version(package)
+        except PackageNotFoundError:
+            continue
+
+
+def _processor() -> str:
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8") as lines:
+            return next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        return platform.processor() or "unknown"

@@ -18,7 +18,8 @@ import msgspec
 from fedcore.errors import visible
 
 EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED, EXIT_TERMINATED = 1, 2, 130, 143
-
+OURS = {"authority", "coordinator", "device_runtime", "export", "fedcore", "ingress", "muster", "secagg", "simulator"}
+"""Packages whose errors are words for people."""
 
 _GAP = "  "
 # A longer word in a cell may be broken: it is a path as a rule.

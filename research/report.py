@@ -16,9 +16,8 @@ import msgspec
 
 from fedcore.private_files import write_whole
 from fedcore.validation import decoder
-from muster.pictures.curves import Axes, Picture, draw_bands, ends_and_mean, write_svg_and_png
-from muster.pictures.grids import draw_heat_map
-from muster.tables import markdown
+from muster.output import markdown
+from muster.pictures import Axes, Picture, draw_bands, draw_heat_map, ends_and_mean, write_svg_and_png
 from research.study import Findings, Grid, PerSeed, Plot, mean
 
 RESULTS = "## Results\n"

@@ -1,17 +1,14 @@
 """All studies by name."""
 
 from fedcore.validation import offered
-from research.compression import COMPRESSION
-from research.masked_compression import MASKED_COMPRESSION
+from research.compression import COMPRESSION, MASKED_COMPRESSION
 from research.over_selection import OVER_SELECTION
 from research.personal_models import PERSONAL_MODELS
 from research.pretrained_adapters import PRETRAINED_ADAPTERS
-from research.private_training import PRIVATE_TRAINING
-from research.pseudo_gradients import PSEUDO_GRADIENTS
 from research.retry_windows import RETRY_WINDOWS
 from research.study import Study
 from research.time_to_accuracy import TIME_TO_ACCURACY
-from research.weighting import WEIGHTING
+from research.training import PRIVATE_TRAINING, PSEUDO_GRADIENTS, WEIGHTING
 from simulator.errors import StudyError
 
 STUDIES = {

@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from secagg import errors, keys, messages, packing
 from secagg.client_state import AggregationPolicy, ClientStage, ClientState, Peer
-from secagg.encoding import MessageType
+from secagg.errors import MessageType
 from secagg.graph import NeighbourGraph, climb, sha256
 from secagg.keys import KEY_BYTES, NO_CREDENTIAL, PairKey
 from secagg.masking import LITTLE, add_masks

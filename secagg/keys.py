@@ -12,8 +12,7 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
-from secagg.encoding import Reader
-from secagg.errors import BadCiphertext, BadPoint, BadSignature, ExpiredCredential
+from secagg.errors import BadCiphertext, BadPoint, BadSignature, ExpiredCredential, Reader
 
 FIELD_PRIME = 2**255 - 19
 NO_CONTEXT = bytes(32)

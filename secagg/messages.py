@@ -15,8 +15,18 @@ from typing import ClassVar, Self
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from secagg import keys
-from secagg.encoding import DIGEST_BYTES, MessageType, Reader, ascending, bitmap, head, open_message
-from secagg.errors import GraphMismatch, Malformed, UnsupportedSuite
+from secagg.errors import (
+    DIGEST_BYTES,
+    GraphMismatch,
+    Malformed,
+    MessageType,
+    Reader,
+    UnsupportedSuite,
+    ascending,
+    bitmap,
+    head,
+    open_message,
+)
 from secagg.graph import depth, sha256
 from secagg.keys import CREDENTIAL_BYTES, DEVICE_BYTES, KEY_BYTES, SIGNATURE_BYTES, u32
 from secagg.packing import PackedSegment

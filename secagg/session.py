@@ -13,8 +13,16 @@ from enum import IntEnum
 import numpy as np
 
 from secagg import keys, packing
-from secagg.encoding import MessageType
-from secagg.errors import BadShare, BadSignature, BadVector, BelowThreshold, DuplicateKey, DuplicateUpload, Malformed
+from secagg.errors import (
+    BadShare,
+    BadSignature,
+    BadVector,
+    BelowThreshold,
+    DuplicateKey,
+    DuplicateUpload,
+    Malformed,
+    MessageType,
+)
 from secagg.graph import sha256
 from secagg.keys import KEY_BYTES, PairKey, check_credential, tag, u32
 from secagg.masking import LITTLE, Mask, Words, add_masks, add_masks_with

@@ -16,8 +16,8 @@ import typer.main
 import typer.testing
 
 from coordinator import server
+from device_runtime.backends.executorch import FOLDER, build, default_folder, shim_name
 from device_runtime.errors import ConfigError
-from device_runtime.native.library import FOLDER, build, default_folder, shim_name
 from export import parity
 from tests.coordinator.fork_server import coordinator_fork_server
 from tests.coordinator.operators import made_when_asked

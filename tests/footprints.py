@@ -12,7 +12,7 @@ import traceback
 from contextlib import contextmanager
 from pathlib import Path
 
-from device_runtime.native.library import FOLDER
+from device_runtime.backends.executorch import FOLDER
 
 PROGRAM = "from tests.footprints import serve; serve()"
 ROOT = Path(__file__).parents[1]

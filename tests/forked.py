@@ -24,7 +24,7 @@ DEVICE = (
     "device_runtime.conditions device_runtime.sandbox device_runtime.models.model muster.commands.device"
 )
 """What the process of a device loads."""
-COMMAND = f"{DEVICE} coordinator.server coordinator.store.tasks muster.app muster.tables"
+COMMAND = f"{DEVICE} coordinator.server coordinator.store.tasks muster.app muster.output"
 """What commands load that neither export nor train."""
 FLEET = f"{DEVICE} simulator.fleet.faults simulator.fleet.faults"
 """What the process loads from which emulated devices are forked."""

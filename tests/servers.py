@@ -4,7 +4,7 @@ import threading
 from contextlib import contextmanager
 from functools import partial
 
-from authority.server import AuthorityServer
+from authority.service import AuthorityServer
 from coordinator.server import DeviceServer, Service
 
 

@@ -8,8 +8,8 @@ from tests.tree import ROOT
 from tools.count_lines import at, budgets, circles, is_product, work_tree
 
 CEILINGS = {
-    "product lines": 104_450,
-    "Python files outside tests": 521,
+    "product lines": 104_250,
+    "Python files outside tests": 479,
     "import lines, %": 8.0,
     "test lines": 78_800,
     "words": 109_700,
@@ -48,9 +48,9 @@ def test_every_budget_is_counted_as_it_says():
         "docs/decisions/README.md": b"# L\n",
     })  # fmt: skip
     assert found == {
-        "product lines": 104_450,
+        "product lines": 35,
         "product lines by folder": {"a.py": 30, "b.py": 2, "device_runtime/js": 1, "p": 1, "q.py": 1},
-        "Python files outside tests": 521,
+        "Python files outside tests": 6,
         "import lines, %": round(700 / 35, 2),
         "test lines": 1,
         "words": 6,

@@ -10,7 +10,7 @@ import json
 import sys
 import time
 
-from muster.header import header
+from muster.output import header
 from secagg.errors import SecaggError
 from tests.damage import outcomes
 from tests.secagg.test_messages import CASES, exact

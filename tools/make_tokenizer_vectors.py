@@ -14,7 +14,7 @@ from typing import Any
 
 from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
 
-from device_runtime.tokenizer_file import unknown_in
+from device_runtime.texts import unknown_in
 from export.huggingface.weights import as_devices_know
 
 PATH = Path(__file__).parents[1] / "tests" / "vectors" / "tokenizers.json"

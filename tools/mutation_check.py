@@ -22,7 +22,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from queue import Queue
 
-from muster.header import header
+from muster.output import header
 from tests.tree import ROOT
 from tools.pages import PACKAGES
 

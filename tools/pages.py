@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import click
 import typer
 
-from muster.tables import markdown
+from muster.output import markdown
 
 if TYPE_CHECKING:
     import sqlalchemy
@@ -259,7 +259,7 @@ def of_family(result: Curves, family: str) -> list[Curve]:
 def learning(result: Curves, family: str) -> str:
     """A family's curves on one data set: the picture, and the figures as a table."""
     from benchmarks.curves import final
-    from muster.pictures.curves import draw_ranges
+    from muster.pictures import draw_ranges
 
     curves = of_family(result, family)
     base = [final(curve) for curve in curves[0].accuracies]

@@ -20,7 +20,7 @@ from typing import Any
 from benchmarks.runner import SecaggOptions
 from benchmarks.secagg import run
 from benchmarks.usage import python_with
-from muster.header import header
+from muster.output import header
 
 HERE = Path(__file__).parent
 

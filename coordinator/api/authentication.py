@@ -22,7 +22,7 @@ from coordinator.store.tasks import CoordinatorStore
 from fedcore.errors import StaleSignature
 from fedcore.wire.signatures import AHEAD_S, WINDOW_S, PublicKey, SignableRequest, Signature
 from ingress.limits import RateLimit
-from ingress.signed_requests import Signed, named_key, read, signer_of
+from ingress.server import Signed, named_key, read, signer_of
 
 K = TypeVar("K")
 V = TypeVar("V")

@@ -37,7 +37,7 @@ def unsupported(own: str, offered: Sequence[str]) -> str:
 def runtime_of(name: str) -> str:
     """Name and version of the engine of this name, without loading it. Raises ConfigError if it is not installed."""
     if name == "executorch":
-        from device_runtime.native.library import VERSION, find
+        from device_runtime.backends.executorch import VERSION, find
 
         find()
         return f"executorch {VERSION}"

@@ -16,18 +16,17 @@ import msgspec
 from msgspec.structs import replace
 
 from device_runtime.backends.backend import Backend
-from device_runtime.clock import Clock
+from device_runtime.conditions import Clock
 from device_runtime.config import DeviceConfig, enrolments, sealer_of
 from device_runtime.errors import ModelRefused, PlanRefused
 from device_runtime.models.version import Parts, Version, load, personal_store, policy_of, predict_of, with_personal
 from device_runtime.permission.guard import Guard
-from device_runtime.permission.releases import Releases, check_release, signed_release
+from device_runtime.permission.policy import Releases, check_release, signed_release
 from device_runtime.protocol.transport import Transport
 from device_runtime.state import records
-from device_runtime.state.cache import BLOBS, BlobCache, trim
 from device_runtime.state.database import StateDatabase, open_database
-from device_runtime.state.folder import only_session
-from device_runtime.state.journal import Journal
+from device_runtime.state.folder import BLOBS, BlobCache, only_session, trim
+from device_runtime.state.records import Journal
 from device_runtime.trainer import Trainer
 from fedcore.errors import FedcoreError
 from fedcore.plan import Plan

@@ -17,12 +17,10 @@ from device_runtime.backends.backend import Arrays, Backend, Executable
 from device_runtime.capabilities import random_field
 from device_runtime.config import DeviceConfig, sealer_of
 from device_runtime.errors import DeviceError, InputRefused, ModelRefused, PlanRefused
-from device_runtime.permission.policy import Policy, policy_in
-from device_runtime.permission.releases import signed_release
+from device_runtime.permission.policy import Policy, policy_in, signed_release
 from device_runtime.runner import aligned
-from device_runtime.state.cache import BLOBS
 from device_runtime.state.database import NAME, read_database
-from device_runtime.state.folder import PersonalStore
+from device_runtime.state.folder import BLOBS, PersonalStore
 from device_runtime.state.records import KeptVersion, ModelStore
 from device_runtime.texts import LoadedTokenizer, has_library
 from fedcore import checkpoint

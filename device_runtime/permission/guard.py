@@ -14,8 +14,7 @@ import numpy as np
 
 from device_runtime.errors import PlanRefused, PolicyForbids
 from device_runtime.examples import ExampleSource
-from device_runtime.permission.policy import Policy
-from device_runtime.permission.releases import Releases
+from device_runtime.permission.policy import Policy, Releases
 from device_runtime.state.assignment import StoredAssignment
 from device_runtime.state.records import Spent
 from device_runtime.trainer import Limits

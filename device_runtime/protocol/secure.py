@@ -12,8 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
-from device_runtime.errors import AlreadyRevealed, DeadlinePassed, Refused, ReportLost, SecaggRefused
-from device_runtime.outcome import Phases
+from device_runtime.errors import AlreadyRevealed, DeadlinePassed, Phases, Refused, ReportLost, SecaggRefused
 from device_runtime.protocol.enrolment import Enrolments
 from device_runtime.protocol.transport import Transport
 from device_runtime.state.assignment import AssignmentStore, StoredAssignment
@@ -28,8 +27,7 @@ from fedcore.report import ReportLayout
 from fedcore.wire.messages import Assignment
 from secagg.client import Client, SessionInput
 from secagg.client_state import AggregationPolicy
-from secagg.encoding import MessageType
-from secagg.errors import SecaggError
+from secagg.errors import MessageType, SecaggError
 from secagg.messages import Invite, SessionResult
 from secagg.packing import PackedSegment, with_noise
 from secagg.parameters import LEAST_COHORT, least_honest

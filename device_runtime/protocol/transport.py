@@ -34,7 +34,7 @@ from device_runtime.protocol.call import (
     refusal,
     upload_offset,
 )
-from device_runtime.state.cache import PartialDownload
+from device_runtime.state.folder import PartialDownload
 from fedcore.errors import DigestMismatch
 from fedcore.plan import BlobRef
 from fedcore.release import Signed

@@ -3,7 +3,7 @@
     python -m device_runtime.sandbox.child DESCRIPTOR DEVICE
 
 DEVICE is the id of the device's process; this process ends with it. Before it reads a graph or a tokenizer, it
-permanently gives up all rights that this does not need (confinement.py), and limits its memory and time.
+permanently gives up all rights that this does not need (channel.py), and limits its memory and time.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import numpy.random  # otherwise loaded with the first batch, when no file can b
 from device_runtime.backends import open_backend
 from device_runtime.errors import DeviceError
 from device_runtime.sandbox import channel as channels, kernel
-from device_runtime.sandbox.confinement import confine
+from device_runtime.sandbox.channel import confine
 from device_runtime.texts import TextColumn, library_of
 from device_runtime.trainer import InProcess, Job
 from fedcore.plan import Plan

@@ -15,7 +15,7 @@ from typing import Any, Literal
 import msgspec
 from msgspec.structs import replace
 
-from device_runtime.clock import MOMENT, Clock, Moment
+from device_runtime.conditions import MOMENT, Clock, Moment
 from device_runtime.errors import BadAnswer, PlanRefused, Refused, ReportLost, SealBroken
 from device_runtime.state.database import StateDatabase, read_json
 from device_runtime.state.folder import OVERHEAD_BYTES, Sealer, write_whole

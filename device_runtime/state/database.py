@@ -1,9 +1,8 @@
 """The state database of a device: one SQLite file that stays consistent after a kill or a power cut.
 
-Its tables: `retry` (retry.py), `assignment` (assignment.py), `kept` (kept.py), `journal` (journal.py), `spent`
-(spending.py) and `answer` (questions.py) of this package, as well as `model` and `model_counter` (models.py);
-`enrolment` (enrolment.py), `credential` (credentials.py) and `answered` (secure.py) of `protocol`, and of `permission`
-`released`, `lineage` and `log_head` (releases.py).
+Its tables: `retry`, `spent`, `answer`, `model`, `model_counter` and `journal` (records.py), `assignment` and `kept`
+(assignment.py) of this package; `enrolment` and `credential` (enrolment.py) and `answered` (secure.py) of `protocol`,
+and of `permission` `released`, `lineage` and `log_head` (policy.py).
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from device_runtime.clock import Clock
+from device_runtime.conditions import Clock
 from device_runtime.errors import StateDamaged, StateError
 
 T = TypeVar("T")

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from device_runtime.errors import PlanRefused
-from device_runtime.tokenizer_file import check, check_added
+from device_runtime.texts import check, check_added
 from export.errors import InvalidModel, reason
 
 POOLER = "pooler"

@@ -1,4 +1,4 @@
-"""`muster coordinator keys`, `devices` and `alerts`, and `muster audit`: what administrators look at."""
+"""`muster doctor`, `key` and `audit`, `muster coordinator keys`, `devices` and `alerts`, and `muster plan log`."""
 
 from __future__ import annotations
 
@@ -8,16 +8,208 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
+import msgspec
 import typer
+from msgspec import UNSET
 
 from muster.commands.stores import Blobs, Database, HeadFile, Remote, located, open_store, with_store
-from muster.output import Json, answer, at_utc, emit, show_table
+from muster.output import Json, answer, at_utc, emit, remark, say, say_next, show_fields, show_table
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from coordinator.keys import Keys
     from coordinator.operations import TaskStore
     from coordinator.rules.alerts import Alert
     from coordinator.rules.entities import Device
+    from fedcore.release import Release, Signed, TreeHead
+
+
+# `muster doctor`: the examination of an installation, and of a deployment's security.
+
+
+_WORDS = {True: "yes", False: "no", None: "not seen from here"}
+
+
+def doctor(
+    security: Annotated[
+        bool, typer.Option("--security", help="Check which assumptions of docs/threat-model.md hold.")
+    ] = False,
+    policy: Annotated[
+        Path | None, typer.Option(help="With --security: the devices' policy.toml, to check too.")
+    ] = None,
+    db: Database = None,
+    blobs: Blobs = None,
+    coordinator: Remote = None,
+    json: Json = False,
+) -> None:
+    """Say what this installation can do and what it lacks.
+
+    The exit code is 0 when everything that `muster demo` needs is there, 1 otherwise. The rest is optional: other
+    runtimes, emulated ARM devices, a GPU.
+
+    With --security it checks the deployment instead: the coordinator's settings, keys and store, and the devices'
+    policy if you name it. With --coordinator and an operator's token it asks a running coordinator. Without, it takes
+    the settings with which this shell would start one. The exit code is 0 when no assumption fails.
+    """
+    if security:
+        raise typer.Exit(0 if _secure(policy, db, blobs, coordinator, json=json) else 1)
+    if policy is not None:
+        raise typer.BadParameter("it goes with --security", param_hint="--policy")
+    raise typer.Exit(0 if _able(json=json) else 1)
+
+
+def _secure(policy: Path | None, db: str | None, blobs: str | None, coordinator: str | None, *, json: bool) -> bool:
+    from coordinator.security import of_stopped
+    from device_runtime.permission.policy import Policy
+    from muster.doctor import of_device
+    from muster.remote import RemoteStore
+
+    of_devices = () if policy is None else of_device(Policy.load(policy))
+    if coordinator is None:
+        assumptions = (*of_stopped(located(db, blobs)), *of_devices)
+    else:
+        with RemoteStore(coordinator, os.environ.get("MUSTER_TOKEN")) as service:
+            assumptions = (*service.security(), *of_devices)
+    if json:
+        emit(assumptions)
+    else:
+        show_table(
+            ("assumption", "holds", "found"),
+            [(assumption.name, _WORDS[assumption.holds], assumption.found) for assumption in assumptions],
+        )
+        lacking = {assumption.name: assumption.remedy for assumption in assumptions if assumption.holds is False}
+        if lacking:
+            say()
+            say("To make the others hold:")
+            show_fields(lacking)
+        if policy is None:
+            say()
+            say("Devices' demands are in their policy: name it with --policy")
+    return all(assumption.holds is not False for assumption in assumptions)
+
+
+def _able(*, json: bool) -> bool:
+    from muster.doctor import examine
+
+    report = examine()
+    if json:
+        emit(report)
+    else:
+        show_table(
+            ("what", "found", "for"), [(finding.name, finding.found, finding.purpose) for finding in report.findings]
+        )
+        lacking = {finding.name: finding.get for finding in report.findings if not finding.found}
+        if lacking:
+            say()
+            say("To get what was not found:")
+            show_fields(lacking)
+        say()
+        missing = [finding.name for finding in report.findings if finding.needed and not finding.found]
+        say(f"muster demo lacks {', '.join(missing)}" if missing else "muster demo has what it needs")
+    return report.core_works
+
+
+# `muster key`: keys that sign plans and releases; and `muster plan log`, the log of releases.
+
+
+key_app = typer.Typer(
+    no_args_is_help=True, rich_markup_mode=None, help="Make and show keys that sign plans and releases."
+)
+
+
+@key_app.command()
+def new(
+    out: Annotated[Path, typer.Option(metavar="FILE", help="Where to write the private key; must not exist.")],
+    json: Json = False,
+) -> None:
+    """Write a new private key, and print the public key.
+
+    Only its owner may read the file. A device's policy names the public key, and then the device runs only plans that
+    the key signed, and takes part only in secure rounds that it released. Keep the file away from the coordinator.
+    """
+    from fedcore.signing import SigningKey
+
+    signer = SigningKey.new(out).signer
+    if json:
+        emit({"file": str(out), "signer": signer})
+    else:
+        say(signer)
+        say_next("sign a plan with it", ["muster", "plan", "sign", "plan", "--key", out])
+        task = ["--plan", "plan", "--population", "phones", "--goal", 10, "--rounds", 20]
+        say_next("start a secure task with it", ["muster", "task", "create", *task, "--secagg", "--release-key", out])
+        remark("on devices, in policy.toml:")
+        remark(f'  signers = ["{signer}"]')
+
+
+@key_app.command()
+def show(
+    key: Annotated[Path, typer.Argument(metavar="FILE", help="The file of a private key, from `muster key new`.")],
+    json: Json = False,
+) -> None:
+    """Print the public key of a private one."""
+    from fedcore.signing import SigningKey
+
+    signer = SigningKey.load(key).signer
+    if json:
+        emit({"file": str(key), "signer": signer})
+    else:
+        say(signer)
+
+
+@with_store
+def log(*, head_file: HeadFile = None, store: TaskStore, json: Json = False) -> None:
+    """Show and verify the log of releases for secure rounds.
+
+    Every signature is checked, and the log's root computed. With --head-file the log must begin with the one whose head
+    the file holds. A head that a device was shown can be compared in the same way. The exit code is 1 for a broken log.
+    """
+    from fedcore.release import Release, TreeHead, decode_head
+    from fedcore.signing import verified
+
+    saved = decode_head(head_file.read_text()) if head_file is not None and head_file.exists() else None
+    signed = store.releases()
+    releases = [verified(one, Release) for one in signed]
+    _demand_grown(signed, saved)
+    head = TreeHead(size=len(signed), root=_root(signed))
+    if head_file is not None:
+        head_file.write_bytes(msgspec.json.encode(head))
+    if json:
+        entries = [{"signer": entry.signer, "digest": entry.digest, "text": entry.text} for entry in signed]
+        emit({"head": head, "releases": entries})
+        return
+    rows = [
+        (place, release.population, release.plan[:12], _evaluation(release), release.counter, entry.signer)
+        for place, (release, entry) in enumerate(zip(releases, signed, strict=True))
+    ]
+    show_table(("place", "population", "plan", "evaluated by", "counter", "signer"), rows)
+    show_fields({"releases": head.size, "root": head.root})
+
+
+def _evaluation(release: Release) -> str:
+    """The first digits of the plan that may evaluate the models of a release; empty where none may."""
+    return "" if release.evaluation is UNSET else release.evaluation.plan[:12]
+
+
+def _demand_grown(signed: Sequence[Signed], saved: TreeHead | None) -> None:
+    """Raise BadRelease unless the log begins with the releases of an earlier head."""
+    from fedcore.errors import BadRelease
+
+    if saved is not None and (len(signed) < saved.size or _root(signed[: saved.size]) != saved.root):
+        raise BadRelease(
+            f"the log has {len(signed)} releases, and its first {saved.size} are not those of the saved head: it was "
+            "changed, and devices were shown something else"
+        )
+
+
+def _root(signed: Sequence[Signed]) -> str:
+    """The root over these releases in hex; zeros if there are none."""
+    from secagg.graph import EMPTY, Tree
+
+    return (Tree([entry.leaf for entry in signed]).root if signed else EMPTY).hex()
+
+
+# `muster coordinator keys`, `devices` and `alerts`, and `muster audit`: what administrators look at.
 
 
 keys_app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Show or rotate the server's key.")

@@ -17,10 +17,7 @@ from fedcore.validation import build
 from muster import asking
 from muster.commands.stores import Blobs, Database, Remote, given_again, open_store
 from muster.commands.task import signer
-from muster.options.names import option_of
-from muster.options.settings import with_settings
-from muster.options.simulate import Data
-from muster.options.task import ReleaseKey
+from muster.options import Data, ReleaseKey, option_of, with_settings
 from muster.output import Json, doing, emit, loading, remark, say, say_next, show_fields, show_table
 
 if TYPE_CHECKING:
@@ -41,7 +38,7 @@ class Outlet(NamedTuple):
 
     def check(self) -> None:
         """Raise NotWritten for a picture in no format, and a file in no folder: an answer may take an hour."""
-        from muster.pictures.curves import FORMATS
+        from muster.pictures import FORMATS
 
         if self.plot is not None and self.plot.suffix not in FORMATS:
             raise NotWritten(errno.EINVAL, f"a picture ends in {' or '.join(FORMATS)}", str(self.plot))
@@ -53,7 +50,7 @@ class Outlet(NamedTuple):
         """Show an answer. task: whose answer it is. so_far: a sentence where more is to come."""
         seconds = time.monotonic() - self.began
         if self.plot is not None:
-            from muster.pictures.grids import draw_answer
+            from muster.pictures import draw_answer
 
             draw_answer(answer).save(self.plot)
         if self.table is not None:

@@ -17,7 +17,7 @@ from muster.plain import Lines, emit, say, show_fields, show_table
 
 if TYPE_CHECKING:
     from device_runtime.conditions import Requirements
-    from device_runtime.state.journal import Entry
+    from device_runtime.state.records import Entry
     from fedcore.plan import Field
 
 
@@ -233,7 +233,7 @@ def run(options: argparse.Namespace) -> int:
     """
     from device_runtime.conditions import linux, trace
     from device_runtime.device import Device
-    from device_runtime.outcome import Outcome
+    from device_runtime.errors import Outcome
 
     device = Device(
         options.coordinator,
@@ -268,7 +268,7 @@ def run(options: argparse.Namespace) -> int:
 
 def log(options: argparse.Namespace) -> None:
     """Show the device's journal: every session with its task, times, bytes sent and outcome."""
-    from device_runtime.state.journal import read_journal
+    from device_runtime.state.records import read_journal
 
     entries = read_journal(options.state)[-options.last :]
     if options.json:
@@ -327,7 +327,7 @@ def conditions(options: argparse.Namespace) -> None:
 
 def build_executorch(options: argparse.Namespace) -> None:
     """Build what `--backend executorch` needs, with pip and a C++ compiler: see docs/backends.md."""
-    from device_runtime.native.library import build
+    from device_runtime.backends.executorch import build
 
     library = build(options.arch, options.out)
     if options.json:

@@ -12,7 +12,7 @@ import typer
 from msgspec import UNSET
 
 from muster.commands.task import FIRST_TASK
-from muster.options.settings import parse_key_values
+from muster.options import parse_key_values
 from muster.output import Json, Settings, answer, emit, progress, remark, say, say_next, show_fields, show_table
 from simulator.configuration import COMPRESS, HOLD_OUT, LOCAL, ON_HELD_OUT
 

@@ -13,8 +13,7 @@ from fedcore.errors import PrivacyError
 from fedcore.privacy.settings import Noise
 from fedcore.validation import build
 from muster.commands.stores import with_store
-from muster.options.settings import parse_key_values, with_settings
-from muster.options.simulate import Data
+from muster.options import Data, parse_key_values, with_settings
 from muster.output import Json, Settings, answer, emit, loading, progress, remark, say, show_fields, show_table
 from simulator.configuration import SimulationConfig
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from muster.options.settings import Command, with_parameters
+from muster.options import Command, with_parameters
 
 if TYPE_CHECKING:
     from coordinator.operations import TaskStore

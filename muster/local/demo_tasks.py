@@ -13,7 +13,7 @@ from prometheus_client.samples import Sample
 
 from coordinator.rules.private_sums import ReportBytes, report_bytes
 from coordinator.store.tasks import CoordinatorStore, Secagg, TaskSettings
-from device_runtime.outcome import Phase
+from device_runtime.errors import Phase
 from export.build import export_bundle
 from export.model import Model
 from export.models import load as load_model
@@ -24,8 +24,7 @@ from fedcore.bundle import Bundle
 from fedcore.errors import table_of
 from fedcore.plan import prefixed
 from fedcore.signing import SigningKey
-from muster.local.demo_app import AppResult, AppTrip, DemoFailed, choose_keys
-from muster.local.fleet import difference_from_engine, local_fleet
+from muster.local.fleet import AppResult, AppTrip, DemoFailed, choose_keys, difference_from_engine, local_fleet
 from muster.local.server import LocalCoordinator
 from muster.releasing_models import Source
 from secagg.parameters import LEAST_COHORT
@@ -93,7 +92,7 @@ class AlgorithmResult:
     """One algorithm's run. report: bytes of one. bytes_up, bytes_down: per participating device, over the whole run.
 
     points: one a round, as in a simulation. seconds: of the fleet. sessions: those that reported. phases: their mean
-    seconds (device_runtime/outcome.py).
+    seconds (device_runtime/errors.py).
     """
 
     algorithm: str

@@ -26,8 +26,8 @@ from coordinator.store.database import Database
 from coordinator.store.tasks import CoordinatorStore, TaskSettings, open_coordinator_store
 from fedcore.bundle import Bundle
 from fedcore.signing import SigningKey, SucceedingKey, key_text
+from muster.creating import released
 from muster.plain import remark
-from muster.releasing import released
 
 IN_MEMORY, LEAST_FREE_BYTES = "/dev/shm", 1 << 29  # noqa: S108  # each use makes a folder of its own in it
 

@@ -13,9 +13,8 @@ from time import monotonic
 from typing import Any, TypeVar, cast
 
 from fedcore.validation import Setting, settings_of
-from muster.cli import OURS
-from muster.options.names import in_python
-from muster.plain import rewrite
+from muster.options import in_python
+from muster.plain import OURS, rewrite
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 

@@ -22,7 +22,7 @@ from fedcore.errors import table_of
 from fedcore.params import Float32
 from fedcore.private_files import write_whole
 from fedcore.validation import offered
-from muster.pictures.curves import Axes, draw_repeated
+from muster.pictures import Axes, draw_measured, draw_repeated
 from muster.python.arguments import check_trained, of_kind, progress_line, speaking_python, with_settings_of
 from simulator import datasets
 from simulator.configuration import SimulationConfig, to_config, without_numpy
@@ -32,6 +32,7 @@ from simulator.errors import EngineError
 from simulator.planned import completed_by_plan
 from simulator.population import Population
 from simulator.runs.reading import grouped, read_run, read_tensors
+from simulator.runs.running import resume_run, start_run, writing
 from simulator.runs.sweeping import RUNS, SEED, SweepFile, SweepOutcome, SweepRun, means_over_seeds, run_sweep, runs_of
 from simulator.simulation import OnRound, Overrides, SimulationResult, advance, model_of, training_of
 from simulator.training import ACCURACY, Point, Tensors, noting
@@ -39,8 +40,37 @@ from simulator.training import ACCURACY, Point, Tensors, noting
 if TYPE_CHECKING:
     import pandas as pd
 
-    from muster.pictures.curves import Picture
+    from muster.pictures import Picture
     from muster.python.operating import Task
+
+
+# Starts and resumes simulations in folders, each with a picture of its learning curve.
+
+
+PICTURE = "learning-curve.svg"
+
+
+def start(path: Path, config: SimulationConfig, on_round: OnRound) -> SimulationResult:
+    """Run a simulation in a new folder. Raises as `start_run`."""
+    return _drawn(path, start_run(path, config, on_round))
+
+
+def resume(
+    path: Path, config: SimulationConfig, on_round: OnRound, on_start: Callable[[int], None]
+) -> SimulationResult:
+    """Resume the run in a folder. on_start: is told how many rounds are done. Raises as `resume_run`."""
+    return _drawn(path, resume_run(path, config, on_round, on_start=on_start))
+
+
+def _drawn(path: Path, result: SimulationResult) -> SimulationResult:
+    name = f"{result.model}, {result.baseline or result.algorithm}"
+    title = f"{result.model} on {Path(result.dataset).name}"
+    with writing(path):
+        draw_measured({name: read_run(path).points}, title).save(path / PICTURE)
+    return result
+
+
+# Simulations and sweeps from Python, in memory or in folders, and pictures of their curves.
 
 
 Series = dict[int, float]
@@ -197,7 +227,6 @@ def simulate(
 
         if out is None:
             return _in_memory(given.named(config), given, heard)
-        from muster.run_folders import start  # draws
 
         return kept_in(Path(out), given, start(Path(out), config, heard))
 

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
-from device_runtime.native.library import FOLDER as EXECUTORCH, shim_name
+from device_runtime.backends.executorch import FOLDER as EXECUTORCH, shim_name
 from simulator.errors import SysrootError
 
 ARCH = "aarch64"

@@ -19,13 +19,12 @@ import msgspec
 
 from device_runtime.backends import open_backend
 from device_runtime.backends.backend import Arrays, Backend, Executable
-from device_runtime.clock import Clock
-from device_runtime.conditions import Conditions, ConditionSource, Requirements, constant, flapping, trace
+from device_runtime.conditions import Clock, Conditions, ConditionSource, Requirements, constant, flapping, trace
 from device_runtime.protocol.connection import Carrier, ConnectionFailed, HttpRequest, HttpResponse
 from device_runtime.protocol.transport import Transport
 from device_runtime.runner import steps_of
 from fedcore.plan import REPORT, step_graph, steps_graph
-from secagg.encoding import MessageType
+from secagg.errors import MessageType
 
 # The seconds that a piece of a throttled body takes.
 PIECE_S = 0.1

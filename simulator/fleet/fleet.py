@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from device_runtime.backends import BACKENDS
 from device_runtime.device import default_window
-from device_runtime.outcome import Outcome, Phase
+from device_runtime.errors import Outcome, Phase
 from device_runtime.permission.policy import Policy
 from device_runtime.protocol.connection import address_of
 from device_runtime.state.folder import KeyFile, Sealer, device_key
@@ -87,7 +87,7 @@ class FleetSummary:
 
     devices: their number by kind. sessions: their number by client. endings: sessions by ending, and `by_kind` the same
     for every kind. clients: the client behind each device id. participants: the clients that ever reported. phases:
-    seconds of wall time of the sessions that reported (device_runtime/outcome.py).
+    seconds of wall time of the sessions that reported (device_runtime/errors.py).
     """
 
     devices: Counter[str]

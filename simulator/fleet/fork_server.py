@@ -26,8 +26,7 @@ from msgspec.structs import replace
 import device_runtime.protocol.secure  # noqa: F401  # a device loads it when a round asks for it; let every child inherit it
 from device_runtime.backends import BACKENDS
 from device_runtime.config import DeviceConfig, secret_in
-from device_runtime.errors import DeviceError
-from device_runtime.outcome import Outcome
+from device_runtime.errors import DeviceError, Outcome
 from device_runtime.permission.policy import Policy, policy_in
 from device_runtime.protocol.transport import Transport
 from device_runtime.session import run_session

@@ -7,7 +7,7 @@ from collections import Counter
 from typing import NamedTuple
 
 from coordinator.rules.states import AssignmentState
-from device_runtime.state.journal import RUNNING, read_journal
+from device_runtime.state.records import RUNNING, read_journal
 from simulator.fleet.fleet import state_folder
 
 

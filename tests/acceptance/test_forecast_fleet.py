@@ -12,8 +12,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from benchmarks.load import POPULATION, Call, LoadConfig, LoadFleet, Refusal
-from benchmarks.null_task import null_coordinator
+from benchmarks.load import POPULATION, Call, LoadConfig, LoadFleet, Refusal, null_coordinator
 from coordinator.rules.states import Requires, RoundState
 from fedcore.wire.messages import Abort, Rejected, encode
 from simulator.forecast.configuration import ForecastConfig

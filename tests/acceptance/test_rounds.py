@@ -6,8 +6,7 @@ import time
 import pytest
 import sqlalchemy
 
-from benchmarks.load import POPULATION, LoadConfig, LoadFleet
-from benchmarks.null_task import null_coordinator
+from benchmarks.load import POPULATION, LoadConfig, LoadFleet, null_coordinator
 from benchmarks.usage import Usage
 from coordinator.rules.states import AssignmentState
 from coordinator.store.tables import ASSIGNMENTS, ROUNDS

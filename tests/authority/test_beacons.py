@@ -3,8 +3,7 @@
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from authority.configuration import AuthorityConfig
-from authority.errors import BeaconRefused
+from authority.configuration import AuthorityConfig, BeaconRefused
 from authority.service import Beacons
 from coordinator.errors import BeaconUnavailable
 from coordinator.keys import Keys

@@ -26,7 +26,7 @@ from coordinator.settings import Settings
 from coordinator.store.tasks import TaskSettings, open_coordinator_store
 from fedcore.signing import SigningKey, SucceedingKey, key_text
 from fedcore.wire.messages import Abort, CheckIn, Rejected, RetryWindow
-from muster.releasing import released
+from muster.creating import released
 from tests.coordinator.browser import chromium, look_as
 from tests.coordinator.bundles import make_bundle, report_vector
 from tests.coordinator.devices import CAPABILITIES, speaking_to

@@ -21,7 +21,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from benchmarks.postgresql import binaries, cluster
-from muster.header import header
+from muster.output import header
 from tests.coordinator.one_hot_world import BufferedWorld, Operation, Violation, World
 from tests.coordinator.shared_world import SharedBufferedWorld, SharedWorld
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from benchmarks.null_task import null_bundle
+from benchmarks.load import null_bundle
 from coordinator.api.devices.reports import ReportApi
 from coordinator.api.limits import MemoryBudget
 from coordinator.errors import Unavailable

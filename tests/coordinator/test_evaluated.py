@@ -26,8 +26,7 @@ from fedcore.params import ParamSchema, TensorSpec
 from fedcore.plan import BlobRef, FrozenVectors
 from fedcore.release import LineageEntry, decode_release
 from fedcore.signing import verified
-from muster.creating import Evaluated, starting_from
-from muster.releasing import released
+from muster.creating import Evaluated, released, starting_from
 from tests.coordinator.bundles import (
     START,
     evaluation_values,

@@ -12,14 +12,14 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
-from benchmarks.null_task import null_bundle
+from benchmarks.load import null_bundle
 from coordinator.api.devices.reports import HEADER_BYTES
 from coordinator.settings import Settings
 from fedcore.wire import messages
 from fedcore.wire.messages import Enrol, Unattested
 from ingress import connection, limits
 from ingress.connection import HEAD_BYTES, HEAD_FIELDS
-from secagg.encoding import MessageType
+from secagg.errors import MessageType
 from tests.coordinator import connections
 from tests.coordinator.bundles import report_body
 from tests.coordinator.devices import enrol, newcomer, speaking_to

@@ -20,7 +20,7 @@ from coordinator.store.tables import METADATA
 from coordinator.store.tasks import TaskSettings, open_coordinator_store
 from fedcore.release import decode_release
 from fedcore.signing import SigningKey, SucceedingKey, key_text
-from muster.releasing import released
+from muster.creating import released
 from tests.coordinator.conftest import AUTHORITY_KEY, PEM, RELEASE
 from tests.coordinator.test_api import assign
 from tests.coordinator.test_blobs import s3_server

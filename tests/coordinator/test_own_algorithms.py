@@ -8,7 +8,7 @@ from coordinator.rules.states import TaskState
 from coordinator.settings import Settings
 from coordinator.store.tasks import TaskSettings, open_coordinator_store
 from fedcore.errors import InvalidSetting, UntrustedAlgorithm
-from muster.releasing import released
+from muster.creating import released
 from tests.coordinator.bundles import START, make_bundle
 from tests.coordinator.conftest import LINEAGE, RELEASE, Desk, states
 from tests.coordinator.test_secure import SECURE

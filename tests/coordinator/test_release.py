@@ -23,7 +23,7 @@ from fedcore.codecs import Rotation
 from fedcore.errors import BadSignature
 from fedcore.release import LineageEntry, TreeHead, decode_release
 from fedcore.signing import SigningKey, verified
-from muster.releasing import released
+from muster.creating import released
 from secagg.graph import climb
 from tests.coordinator.bundles import EVIDENCE, FOOTPRINT, START, make_bundle, make_plan
 from tests.coordinator.conftest import LINEAGE, RELEASE, Desk

@@ -14,8 +14,7 @@ from fedcore.params import ParamSchema, TensorSpec
 from fedcore.privacy.settings import decode_certificate
 from fedcore.privacy.verification import verify
 from fedcore.release import decode_release
-from muster.creating import Creation
-from muster.releasing import released_for
+from muster.creating import Creation, released_for
 from tests.coordinator.bundles import START, make_bundle, make_evaluation_bundle, make_plan, make_private_bundle
 from tests.coordinator.conftest import LINEAGE, RELEASE
 from tests.coordinator.test_evaluated import trained as trained  # noqa: PLC0414 - a fixture

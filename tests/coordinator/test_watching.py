@@ -10,7 +10,7 @@ import httpx2
 import pytest
 
 from coordinator.dashboard import views
-from muster.commands.watch import figures
+from muster.commands.task import figures
 from tests.coordinator.bundles import make_evaluation_bundle
 from tests.coordinator.devices import speaking_to
 from tests.coordinator.test_api import check_in

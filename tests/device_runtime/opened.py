@@ -15,7 +15,7 @@ from device_runtime.device import Device
 from device_runtime.errors import DeviceError
 from device_runtime.permission.policy import Policy
 from device_runtime.state.folder import only_session
-from device_runtime.state.journal import read_journal
+from device_runtime.state.records import read_journal
 from device_runtime.trainer import InProcess
 from fedcore.validation import build
 from tests.device_runtime.node import command

@@ -9,8 +9,7 @@ import socket
 import sys
 import time
 
-from device_runtime.sandbox.channel import ORDER, Channel, Failed
-from device_runtime.sandbox.confinement import confine
+from device_runtime.sandbox.channel import ORDER, Channel, Failed, confine
 
 NOBODY = 65534
 

@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from device_runtime.clock import Clock, Moment
+from device_runtime.conditions import Clock, Moment
 from device_runtime.device import run_forever
 from device_runtime.session import run_session
 from device_runtime.state.database import open_database
@@ -194,7 +194,7 @@ def test_a_state_folder_that_became_read_only_is_said_and_loses_nothing(coordina
 AS_NOBODY = """
 import os, sys, msgspec
 from device_runtime import Device
-from device_runtime.clock import Clock
+from device_runtime.conditions import Clock
 Clock()  # with it Python loads an encoding, which nobody may read later
 device = Device(*sys.argv[1:])
 os.seteuid(65534)

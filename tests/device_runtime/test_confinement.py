@@ -14,7 +14,7 @@ import pytest
 from device_runtime.backends import FORMATS, open_backend
 from device_runtime.capabilities import random_job
 from device_runtime.errors import ConfigError, DeadlinePassed, RuntimeFailed
-from device_runtime.sandbox import confinement, kernel, process
+from device_runtime.sandbox import channel, kernel, process
 from device_runtime.sandbox.process import Sandbox
 from device_runtime.trainer import InProcess, Limits
 from export.build import build_plan
@@ -26,7 +26,7 @@ from tests.device_runtime.test_sandbox import WIDE, busy, children, job
 from tests.sampled import covering
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the attacks are those on Linux")
-WHOLE = pytest.mark.skipif(bool(confinement.lacking()), reason=f"this kernel lacks {confinement.lacking()}")
+WHOLE = pytest.mark.skipif(bool(channel.lacking()), reason=f"this kernel lacks {channel.lacking()}")
 LANDLOCK = pytest.mark.skipif(
     kernel.landlock_version() < kernel.WHOLE_LANDLOCK, reason=f"this kernel has {kernel.landlock_version()}"
 )

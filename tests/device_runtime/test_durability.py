@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from device_runtime.state.journal import read_journal
+from device_runtime.state.records import read_journal
 from simulator import datasets
 from tests.device_runtime.process import changed, held_at, kill, muster, until
 

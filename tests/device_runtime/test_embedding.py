@@ -135,7 +135,6 @@ MODULES = (
     "session",
     "runner",
     "protocol.transport",
-    "state.cache",
     "state.folder",
     "examples",
     "device",

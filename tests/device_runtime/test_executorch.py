@@ -13,10 +13,9 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from device_runtime.backends.executorch import ExecuTorch
+from device_runtime.backends import executorch as building
+from device_runtime.backends.executorch import FOLDER, SHIM, ExecuTorch, default_folder, library, shim_name
 from device_runtime.errors import ConfigError, PlanRefused, RuntimeFailed
-from device_runtime.native import library as building
-from device_runtime.native.library import FOLDER, SHIM, default_folder, library, shim_name
 from device_runtime.permission.policy import Policy
 from device_runtime.sandbox.process import Sandbox
 from device_runtime.session import run_session

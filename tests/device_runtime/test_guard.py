@@ -14,8 +14,8 @@ from coordinator.store.tables import TASKS
 from coordinator.store.tasks import TaskSettings
 from device_runtime import Collection, ConfigError, Device, ExampleStore, PerDay, PlanLimits, Policy
 from device_runtime.session import run_session
-from device_runtime.state import journal
-from device_runtime.state.journal import read_journal
+from device_runtime.state import records as journal
+from device_runtime.state.records import read_journal
 from export.build import export_bundle
 from export.model import Model
 from export.models import load

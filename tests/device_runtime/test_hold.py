@@ -13,7 +13,7 @@ from msgspec.structs import replace as changed
 from device_runtime.backends import open_backend
 from device_runtime.sandbox.process import Sandbox
 from device_runtime.session import run_session
-from device_runtime.state.journal import read_journal
+from device_runtime.state.records import read_journal
 from device_runtime.trainer import InProcess
 from fedcore.batching import HoldOut
 from fedcore.wire.messages import Abort, Accepted, Offer, RetryWindow, encode

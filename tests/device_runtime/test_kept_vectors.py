@@ -13,7 +13,7 @@ import pytest
 from msgspec import structs
 
 from device_runtime.backends import open_backend
-from device_runtime.clock import Clock
+from device_runtime.conditions import Clock
 from device_runtime.errors import BadAnswer, PlanRefused, Refused
 from device_runtime.sandbox.process import Sandbox
 from device_runtime.state.assignment import KEPT_S, MOST_ASKED, KeptVectors

@@ -11,7 +11,7 @@ import pytest
 
 from device_runtime.errors import ModelRefused
 from device_runtime.models.model import Model
-from device_runtime.state.journal import read_journal
+from device_runtime.state.records import read_journal
 from tests.device_runtime.opened import InNode, X
 from tests.device_runtime.process import until
 from tests.device_runtime.released import NAME, POLICY, ROWS, released

@@ -17,7 +17,7 @@ from msgspec import structs
 
 from device_runtime import Device
 from device_runtime.backends.onnxruntime import OnnxRuntime
-from device_runtime.clock import Clock
+from device_runtime.conditions import Clock
 from device_runtime.errors import (
     ConfigError,
     InputRefused,

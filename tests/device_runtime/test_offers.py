@@ -16,7 +16,7 @@ from device_runtime.examples.database import Collection
 from device_runtime.examples.store import ExampleStore
 from device_runtime.permission.guard import acceptable_tasks
 from device_runtime.session import run_session
-from device_runtime.state.journal import read_journal
+from device_runtime.state.records import read_journal
 from fedcore.plan import Field
 from fedcore.wire.messages import (
     Accepted,

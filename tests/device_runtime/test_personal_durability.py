@@ -13,7 +13,7 @@ import pytest
 from msgspec import structs
 
 from device_runtime.models.model import Model
-from device_runtime.state.journal import read_journal
+from device_runtime.state.records import read_journal
 from fedcore import checkpoint
 from tests.device_runtime import linear
 from tests.device_runtime.opened import InNode, X

@@ -20,7 +20,7 @@ from device_runtime.permission.policy import PlanLimits
 from device_runtime.sandbox.process import Sandbox
 from device_runtime.state.database import read_database
 from device_runtime.state.folder import only_session
-from device_runtime.state.journal import read_journal
+from device_runtime.state.records import read_journal
 from device_runtime.trainer import Measured, divided, groups
 from fedcore.batching import HoldOut
 from muster.commands.device import parser

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from device_runtime.clock import Clock
+from device_runtime.conditions import Clock
 from device_runtime.errors import ConfigError, PlanRefused, PolicyForbids
 from device_runtime.permission.guard import Guard
 from device_runtime.permission.policy import PerDay, PlanLimits, Policy, policy_in

@@ -11,12 +11,11 @@ import pytest
 from typer.testing import CliRunner
 
 from device_runtime import Policy, Questions
-from device_runtime.clock import Clock
+from device_runtime.conditions import Clock
 from device_runtime.errors import ConfigError
 from device_runtime.session import run_session
 from device_runtime.state.database import open_database
-from device_runtime.state.journal import read_journal
-from device_runtime.state.records import WEEK_S, AnsweredQuestions
+from device_runtime.state.records import WEEK_S, AnsweredQuestions, read_journal
 from fedcore.plan import LONGEST_QUESTION, Plan
 from muster.app import app
 from tests.device_runtime import linear

@@ -9,14 +9,13 @@ from msgspec import UNSET, structs
 from onnx import TensorProto
 
 from device_runtime.backends.onnxruntime import OnnxRuntime
-from device_runtime.clock import Clock
+from device_runtime.conditions import Clock
 from device_runtime.errors import PlanRefused
 from device_runtime.examples import open_examples
-from device_runtime.permission.policy import Policy
-from device_runtime.permission.releases import Releases, check_model
+from device_runtime.permission.policy import Policy, Releases, check_model
 from device_runtime.session import run_session
-from device_runtime.state.cache import BlobCache
 from device_runtime.state.database import open_database
+from device_runtime.state.folder import BlobCache
 from device_runtime.trainer import InProcess, Limits
 from device_runtime.work import Worker
 from fedcore import checkpoint

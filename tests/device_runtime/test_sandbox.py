@@ -26,7 +26,7 @@ from device_runtime.sandbox.channel import Channel, Done, Failed, Working
 from device_runtime.sandbox.process import Sandbox
 from device_runtime.session import run_session
 from device_runtime.state.folder import KeyFile, Sealer
-from device_runtime.state.journal import read_journal
+from device_runtime.state.records import read_journal
 from device_runtime.trainer import Job, Limits
 from fedcore.schedule import Loop
 from fedcore.wire.messages import Abort

@@ -3,8 +3,7 @@ from dataclasses import replace
 
 import pytest
 
-from device_runtime.clock import Clock, Moment
-from device_runtime.conditions import Conditions, Requirements
+from device_runtime.conditions import Clock, Conditions, Moment, Requirements
 from device_runtime.device import default_window, run_forever
 from device_runtime.permission.policy import Policy
 from device_runtime.session import run_session

@@ -16,7 +16,7 @@ from device_runtime.permission.policy import Policy
 from device_runtime.session import run_session
 from device_runtime.state.assignment import StoredAssignment
 from device_runtime.state.folder import KeyFile, Sealer
-from device_runtime.state.journal import read_journal
+from device_runtime.state.records import read_journal
 from fedcore.masking import fixed_points, last_session_number, layout_hash, model_hash, session_number, task_hash
 from fedcore.release import LineageEntry, Release, SumBounds
 from fedcore.signing import SigningKey, SucceedingKey, Succession, Successor, key_text

@@ -21,7 +21,7 @@ from device_runtime.permission.policy import Policy
 from device_runtime.protocol.transport import Transport
 from device_runtime.session import run_session
 from device_runtime.state.folder import only_session
-from device_runtime.state.journal import read_journal
+from device_runtime.state.records import read_journal
 from device_runtime.trainer import InProcess
 from fedcore import checkpoint
 from fedcore.conditions import StatedConditions

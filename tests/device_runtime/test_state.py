@@ -14,26 +14,26 @@ import pytest
 from typer.testing import CliRunner
 
 from device_runtime import monitor
-from device_runtime.clock import Clock
-from device_runtime.conditions import Conditions, Requirements
+from device_runtime.conditions import Clock, Conditions, Requirements
 from device_runtime.errors import ExamplesError, KeyUnavailable, SealBroken, StateError, StateInUse, Unreachable
 from device_runtime.examples import Collection, ExampleStore
 from device_runtime.permission.policy import Policy
 from device_runtime.protocol.transport import Transport
 from device_runtime.session import run_session
-from device_runtime.state import journal
-from device_runtime.state.cache import BlobCache, PartialDownload
+from device_runtime.state import records
 from device_runtime.state.database import open_database
 from device_runtime.state.folder import (
     OVERHEAD_BYTES,
+    BlobCache,
     KeyFile,
+    PartialDownload,
     Sealer,
     device_key,
     only_session,
     secagg_key,
     write_whole,
 )
-from device_runtime.state.journal import Journal, read_journal
+from device_runtime.state.records import Journal, read_journal
 from fedcore.plan import BlobRef, ExampleSpec, Field
 from fedcore.wire.messages import Abort, Rejected, encode
 from muster.app import app
@@ -358,8 +358,8 @@ def test_why_the_device_gave_up_is_there_without_what_may_quote_data(coordinator
 
 
 def test_the_journal_is_bounded_and_work_is_not_pushed_out_by_idleness(config, monkeypatch):
-    monkeypatch.setattr(journal, "MOST_WITH_WORK", 3)
-    monkeypatch.setattr(journal, "MOST_WITHOUT", 2)
+    monkeypatch.setattr(records, "MOST_WITH_WORK", 3)
+    monkeypatch.setattr(records, "MOST_WITHOUT", 2)
     with only_session(config.state), open_database(config.state, Clock()) as database:
         made = Journal(database, Clock())
         for number in range(20):

@@ -16,7 +16,7 @@ from device_runtime.config import DeviceConfig
 from device_runtime.examples import open_examples
 from device_runtime.permission.policy import Policy
 from device_runtime.session import run_session
-from device_runtime.state.cache import BlobCache
+from device_runtime.state.folder import BlobCache
 from device_runtime.trainer import InProcess, Limits
 from device_runtime.work import Worker
 from export.build import export_bundle

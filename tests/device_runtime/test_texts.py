@@ -14,8 +14,7 @@ from msgspec.structs import replace
 from device_runtime.backends.onnxruntime import OnnxRuntime
 from device_runtime.errors import ExampleRefused, ExamplesError, PlanRefused
 from device_runtime.examples import Collection, ExampleStore, open_examples
-from device_runtime.texts import LoadedTokenizer
-from device_runtime.tokenizer_file import check
+from device_runtime.texts import LoadedTokenizer, check
 from device_runtime.trainer import InProcess, Limits, Texts
 from fedcore.errors import PlanError
 from fedcore.plan import BlobRef, ExampleSpec, Field, Plan, Tokenizer

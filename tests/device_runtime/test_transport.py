@@ -13,7 +13,7 @@ from device_runtime.errors import BadAnswer, ConfigError, Refused, Unreachable
 from device_runtime.protocol import transport as module
 from device_runtime.protocol.connection import PIECE, Connections, address_of
 from device_runtime.protocol.transport import Transport
-from device_runtime.state.cache import PartialDownload
+from device_runtime.state.folder import PartialDownload
 from fedcore import checkpoint
 from fedcore.plan import BlobRef
 from fedcore.wire.messages import Abort, CheckIn, RetryWindow, StatedCapabilities

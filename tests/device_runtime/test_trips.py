@@ -6,7 +6,7 @@ from msgspec.structs import replace
 
 from device_runtime.backends.onnxruntime import OnnxRuntime
 from device_runtime.runner import execute
-from device_runtime.state.cache import BlobCache
+from device_runtime.state.folder import BlobCache
 from device_runtime.work import plan_of
 from fedcore.plan import BlobRef, TripPlan
 from fedcore.wire.messages import Assignment

@@ -10,9 +10,8 @@ import pytest
 
 from device_runtime.backends.onnxruntime import OnnxRuntime
 from device_runtime.examples import Collection, ExampleStore
-from device_runtime.state.cache import BlobCache
-from device_runtime.texts import LoadedTokenizer
-from device_runtime.tokenizer_file import unknown_in
+from device_runtime.state.folder import BlobCache
+from device_runtime.texts import LoadedTokenizer, unknown_in
 from device_runtime.trainer import InProcess, Limits
 from device_runtime.work import Worker
 from export.build import build_plan, export_bundle

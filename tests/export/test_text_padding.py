@@ -10,7 +10,7 @@ from msgspec import UNSET
 from device_runtime.backends import BACKENDS, FORMATS
 from device_runtime.backends.onnxruntime import OnnxRuntime
 from device_runtime.examples import open_examples
-from device_runtime.state.cache import BlobCache
+from device_runtime.state.folder import BlobCache
 from device_runtime.trainer import InProcess, Limits, Texts
 from device_runtime.work import Worker
 from export.build import export_bundle

@@ -5,7 +5,7 @@ import pytest
 import resvg_py
 
 from muster.cli import main
-from muster.pictures.curves import draws_words
+from muster.pictures import draws_words
 from tests.muster.warm_commands import warm_commands
 
 

@@ -16,7 +16,7 @@ from coordinator.store.tasks import open_coordinator_store
 from fedcore.errors import FedcoreError
 from fedcore.signing import SigningKey, key_text
 from fedcore.validation import settings_of
-from muster.options.names import option_of
+from muster.options import option_of
 from simulator.configuration import SimulationConfig
 from simulator.errors import EngineError, RunError
 from simulator.runs.sweeping import read_sweep

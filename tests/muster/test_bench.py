@@ -18,7 +18,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from benchmarks import adapters, curves, language_model, null_task
+from benchmarks import adapters, curves, language_model, load
 from benchmarks.device_footprint import LOADS, LOADS_SANDBOX, import_cpu_s, run_python, size_mb, train_rss_mb
 from benchmarks.report import run
 from benchmarks.runner import (
@@ -34,7 +34,7 @@ from fedcore.algorithms import ALGORITHMS, create
 from fedcore.algorithms.evaluation import EVALUATION
 from fedcore.algorithms.local_training import PartlyLocal
 from fedcore.algorithms.question import QUESTION
-from muster.commands.checkout import add_checkout
+from muster.commands.fleet import add_checkout
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -168,7 +168,7 @@ def test_sizes_are_those_of_files_in_all_folders(tmp_path):
 
 
 def test_a_report_is_measured_against_its_body_received_hashed_and_added(coordinators, monkeypatch):
-    monkeypatch.setattr(null_task, "local_coordinator", coordinators.local)
+    monkeypatch.setattr(load, "local_coordinator", coordinators.local)
     options = ReportOptions(size=[2000], devices=6, uploading=3, pairs=2)
     (cost,) = run(options, lambda *_: None)["costs"]
     assert [pair["coordinator_ms"] > pair["yardstick_ms"] > 0 for pair in cost["pairs"]] == [True, True]
@@ -201,7 +201,7 @@ def test_a_language_model_is_measured_in_each_number_of_bits():
 
 
 def test_a_sysroot_is_made_in_a_checkout_and_an_installed_package_says_so(typed, monkeypatch):
-    monkeypatch.setattr("muster.commands.checkout.find_checkout", lambda *given: bool(given))
+    monkeypatch.setattr("muster.commands.fleet.find_checkout", lambda *given: bool(given))
     status, _, words = typed("fleet", "sysroot")
     assert (status, "clone the repository and run `make install` there" in " ".join(words.split())) == (2, True), words
 

@@ -19,7 +19,7 @@ import typer
 from safetensors.numpy import load_file
 from typer.testing import CliRunner
 
-from benchmarks import null_task
+from benchmarks import load
 from coordinator.keys import Keys
 from coordinator.store.database import HEAD, Database as Store
 from coordinator.store.tasks import open_coordinator_store
@@ -174,7 +174,7 @@ def test_bench_secagg_measures_both_ends_of_a_session():
     ],
 )
 def test_a_bench_runs_and_prints_one_json_object(options, figure, coordinators, monkeypatch):
-    monkeypatch.setattr(null_task, "local_coordinator", coordinators.local)
+    monkeypatch.setattr(load, "local_coordinator", coordinators.local)
     result = in_process("bench", *options, "--json")
     assert result.exit_code == 0, result.output
     assert json.loads(result.stdout)[figure]

@@ -7,10 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import engine_peers
-from benchmarks.engine import run
-from benchmarks.engine_peers import BARE, PEERS, RUNNERS, compare
-from benchmarks.engine_processes import measure_cores, measure_scaling
+from benchmarks import engine
+from benchmarks.engine import BARE, PEERS, RUNNERS, compare, measure_cores, measure_scaling, run
 from benchmarks.engine_workloads import WORKLOADS, Workload, grown, logreg, steps_of
 from benchmarks.runner import EngineOptions
 from benchmarks.usage import PeerError, python_with, started
@@ -105,7 +103,7 @@ def test_every_peer_has_a_runner_and_pinned_requirements():
 @pytest.fixture
 def torch_alone(monkeypatch):
     """Leaves graphs out, whose export takes its time."""
-    monkeypatch.setattr(engine_peers, "ENGINES", ("torch",))
+    monkeypatch.setattr(engine, "ENGINES", ("torch",))
 
 
 @pytest.mark.long

@@ -12,8 +12,8 @@ from coordinator.rules.rounds import open_round
 from coordinator.store.tasks import open_coordinator_store
 from fedcore.errors import NotWritten
 from muster import output
-from muster.pictures.curves import COLOURS, Axes, draw_bands, draw_curves, draw_repeated, drawn_in_characters
-from muster.tables import latex, plain_markdown
+from muster.output import latex, plain_markdown
+from muster.pictures import COLOURS, Axes, draw_bands, draw_curves, draw_repeated, drawn_in_characters
 from simulator.configuration import SimulationConfig
 from simulator.runs.reading import Run, grouped, read_run
 from simulator.runs.running import start_run

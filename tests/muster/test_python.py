@@ -21,7 +21,7 @@ from export.models import load as built_in
 from fedcore.algorithms.fed_adam import FedAdam
 from fedcore.errors import FedcoreError, NotWritten, SchemaError, table_of
 from fedcore.plan import Field
-from muster.options.names import in_python
+from muster.options import in_python
 from muster.python.arguments import progress_line
 from muster.remote import RemoteError
 from simulator import read_run

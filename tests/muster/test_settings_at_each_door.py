@@ -12,7 +12,7 @@ import muster
 from coordinator.dashboard.new_task import groups
 from coordinator.rules.task_settings import TaskSettings
 from fedcore.validation import settings_of
-from muster.options.names import option_of
+from muster.options import option_of
 from simulator.configuration import SimulationConfig
 from tests.coordinator.bundles import make_bundle
 from tests.muster.doors import DOORS, PAIRS, SIMULATION_DOORS, Doors, SimulationDoors, opened

@@ -11,7 +11,7 @@ from xml.etree import ElementTree
 import pytest
 
 import muster
-from muster.pictures.grids import draw_heat_map
+from muster.pictures import draw_heat_map
 from research.report import REPORT, RESULTS, Report, cell, pictures, results, write
 from research.studies import STUDIES
 from research.study import Findings, Grid, Plot, Table
@@ -194,7 +194,7 @@ def test_a_killed_run_and_a_diverged_one_leave_the_others_alone(typed, tmp_path,
 def test_the_heat_map_of_a_model_without_accuracy_says_loss(typed, tmp_path, monkeypatch):
     options = OPTIONS.replace('"logreg"', '"least_squares"\ndataset = "quadratics"')
     (tmp_path / "sweep.toml").write_text(options + "[grid]\nrounds = [1, 2]\ncohort = [2, 3]\n")
-    monkeypatch.setattr("muster.pictures.curves.find_spec", lambda name: None)  # as where resvg is not installed
+    monkeypatch.setattr("muster.pictures.find_spec", lambda name: None)  # as where resvg is not installed
     status, _, err = typed("sweep", tmp_path / "sweep.toml", "--out", tmp_path / "out")
     assert status == 0, err
     assert "PNG files need resvg-py: pip install 'muster-fl[plot]'" in err

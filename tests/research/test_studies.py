@@ -6,9 +6,9 @@ import signal
 import numpy as np
 import pytest
 
-from research.pseudo_gradients import mean_cosine
 from research.studies import STUDIES, find
 from research.study import Trials, finals, mean, train
+from research.training import mean_cosine
 from simulator.errors import StudyError
 
 CALLS = "calls"

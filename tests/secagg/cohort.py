@@ -11,8 +11,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from secagg import keys, parameters
 from secagg.client import Client, SessionInput
 from secagg.client_state import AggregationPolicy
-from secagg.encoding import MessageType
-from secagg.errors import OutOfOrder
+from secagg.errors import MessageType, OutOfOrder
 from secagg.graph import NeighbourGraph, Tree, root_of
 from secagg.keys import issue
 from secagg.messages import ACTIVE, NO_BEACON, Deliver, Invite, Roster, RosterEntry, draw_beacon

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 from secagg import keys
-from secagg.encoding import MessageType, bitmap
 from secagg.errors import (
     BadCiphertext,
     BadInput,
@@ -18,6 +17,7 @@ from secagg.errors import (
     GraphMismatch,
     HeadroomError,
     Malformed,
+    MessageType,
     ModelMismatch,
     OutOfOrder,
     PolicyViolation,
@@ -27,6 +27,7 @@ from secagg.errors import (
     TooFewNeighbours,
     UnsupportedSuite,
     WrongSession,
+    bitmap,
 )
 from secagg.keys import PairKey
 from secagg.messages import HONEST, Advertise, Complaints, Deliver, Included, Invite, Shares

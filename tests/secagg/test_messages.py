@@ -7,8 +7,16 @@ from pathlib import Path
 import pytest
 
 from secagg.client_state import ClientStage, ClientState, Peer
-from secagg.encoding import DEVICE_MESSAGES, MessageType, bitmap, read_bitmap
-from secagg.errors import Malformed, SecaggError, UnsupportedSuite, WrongSession
+from secagg.errors import (
+    DEVICE_MESSAGES,
+    Malformed,
+    MessageType,
+    SecaggError,
+    UnsupportedSuite,
+    WrongSession,
+    bitmap,
+    read_bitmap,
+)
 from secagg.messages import (
     Advertise,
     Complaints,

@@ -138,7 +138,7 @@ def test_the_wheel_installs_with_the_emulated_machines_own_pip_and_trains(machin
 @pytest.mark.long
 @MADE_NOW
 def test_an_emulated_sandbox_trains_and_says_what_it_lacks(machine, monkeypatch):
-    said = machine.python("-c", "from device_runtime.sandbox.confinement import lacking; print(*lacking())")
+    said = machine.python("-c", "from device_runtime.sandbox.channel import lacking; print(*lacking())")
     assert call(said, machine.environment()).split()[-1] == "seccomp"
 
     def start(end):

@@ -19,7 +19,7 @@ from coordinator.store.tasks import TaskSettings
 from device_runtime.conditions import Conditions, Requirements
 from device_runtime.errors import ConfigError
 from device_runtime.state.folder import KeyFile, Sealer, device_key
-from device_runtime.state.journal import read_journal
+from device_runtime.state.records import read_journal
 from fedcore.wire.signatures import PublicKey, device_id
 from muster.app import app
 from simulator import datasets

@@ -21,8 +21,8 @@ from coordinator.keys import rotate
 from coordinator.rules.aggregation import aggregate
 from coordinator.rules.states import AssignmentState
 from coordinator.store.tasks import Secagg, TaskSettings
-from device_runtime.outcome import Outcome
-from device_runtime.state.journal import read_journal
+from device_runtime.errors import Outcome
+from device_runtime.state.records import read_journal
 from export.build import export_bundle
 from export.model import Model
 from export.models import load

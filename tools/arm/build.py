@@ -17,8 +17,8 @@ from pathlib import Path
 
 import msgspec
 
+from device_runtime.backends import executorch
 from device_runtime.errors import ConfigError
-from device_runtime.native import library as executorch
 from fedcore.private_files import write_whole
 from simulator.errors import SysrootError
 from simulator.fleet import arm

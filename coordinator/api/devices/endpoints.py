@@ -40,7 +40,7 @@ from fedcore.plan import BlobRef
 from fedcore.report import ReportLayout
 from fedcore.wire import messages
 from ingress.connection import hang_up
-from secagg.encoding import MessageType
+from secagg.errors import MessageType
 
 _ROUNDS = 1 << 8
 

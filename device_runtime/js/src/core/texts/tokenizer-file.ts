@@ -1,5 +1,5 @@
 /** The file of a tokenizer, member by member: what has the same meaning for devices in every language, and nothing else.
- * device_runtime/tokenizer_file.py is the same table. Spec: plan §1.3.
+ * device_runtime/texts.py is the same table. Spec: plan §1.3.
  */
 
 import * as v from "valibot";

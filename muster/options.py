@@ -1,20 +1,63 @@
-"""Options made of described settings, and settings that were typed as options."""
+"""Options of commands as values: names, described settings as options, and those of simulations and tasks."""
 
 from __future__ import annotations
 
 import functools
 import inspect
+import re
+import tomllib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields, replace
 from itertools import pairwise
+from pathlib import Path
 from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 import typer
 from typer.core import TyperCommand
 from typer.models import OptionInfo
 
-from fedcore.validation import Setting, settings_of
-from muster.options.names import option_of
+from coordinator.rules.task_settings import TaskSettings
+from fedcore.validation import Setting, build_one, settings_of
+from simulator.configuration import DATA, SimulationConfig, check_names, to_config
+from simulator.errors import EngineError
+
+# The two names of a setting: its keyword in Python and in files, and its option in a command. Errors name options.
+
+
+_OPTIONS = {"settings": "--set", "server_keys": "--server-key"}
+"""Options that have another name than their setting."""
+_KEYWORDS = {option: name for name, option in _OPTIONS.items()} | {
+    "--dataset": "users",
+    "--format": "formats",
+    "--set": "settings",
+}
+# A command between backquotes stays one. A value ends before the punctuation after it.
+_PART = re.compile(r"`[^`]*`|(?<![\w-])(--[a-z][a-z-]*)(?:=('[^']*'|[^\s,;()]*[^\s,;:().]))?")
+
+
+def option_of(name: str) -> str:
+    """The option of a setting."""
+    return _OPTIONS.get(name, f"--{name.replace('_', '-')}")
+
+
+def in_python(message: str) -> str:
+    """A message with keywords for the options in it: `--at-once=1` is `at_once=1`, and `--resume` a call."""
+    return _PART.sub(_keyword, message)
+
+
+def _keyword(part: re.Match[str]) -> str:
+    option, value = part.groups()
+    if option is None:
+        return part[0]
+    if value is not None and not re.fullmatch(r"'.*'|[A-Z]+|[\d.]+", value):
+        value = repr(value)
+    if option == "--resume":
+        return f"simulator.resume_run({value or ''})"
+    return f"{_KEYWORDS.get(option) or option[2:].replace('-', '_')}={value or ''}"
+
+
+# Options made of described settings, and settings that were typed as options.
+
 
 Command = Callable[..., None]
 
@@ -200,3 +243,107 @@ def _mapping(options: list[_Option], given: dict[str, Any]) -> dict[str, Any]:
         else:
             chosen[setting.name] = ",".join(value) if isinstance(value, list) else value
     return chosen
+
+
+# Options of `muster simulate`: the settings of a simulation, which files have by the same names.
+
+
+Data = Annotated[Path | None, typer.Option(help=DATA)]
+"""The option of a command that reads data sets."""
+with_simulation_settings = with_settings(SimulationConfig, spread=("secagg",), defaults={"model": None})
+"""Have a command take the settings of a simulation as options; its parameter `settings` gets those given."""
+
+
+def configuration(files: Sequence[Path], settings: Mapping[str, Any]) -> SimulationConfig:
+    """The configuration of files, later ones before earlier ones, overridden by the options that were given.
+
+    A wrong algorithm is reported before torch is loaded. A baseline may have other settings, which are looked at later.
+    """
+    from fedcore.algorithms import create, module_of
+
+    values: dict[str, Any] = {}
+    for path in files:
+        values |= _read(path)
+    chosen = {name: build_one(SimulationConfig, name, value, text=True) for name, value in settings.items()}
+    if "settings" in chosen:
+        chosen["settings"] = {**values.get("settings", {}), **chosen["settings"]}
+    values |= chosen
+    if "plan" not in values and "baseline" not in values:
+        algorithm = str(values.get("algorithm", "fedavg"))
+        create(algorithm, values.get("settings"), [module_of(algorithm)])
+    if "plan" in values:
+        values = _completed(values)
+    if "model" not in values:
+        raise typer.BadParameter("name a model, for instance --model mlp, or a plan with --plan", param_hint="--model")
+    return to_config(values)
+
+
+def values_of(path: Path) -> dict[str, Any]:
+    """The values of a file of options, as TOML has them. Raises BadParameter."""
+    try:
+        return tomllib.loads(path.read_text())
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        from fedcore.errors import why
+
+        raise typer.BadParameter(f"cannot read {path}: {why(error)}", param_hint="CONFIG.toml") from error
+
+
+def _read(path: Path) -> dict[str, Any]:
+    values = values_of(path)
+    try:
+        check_names(values)
+        return {name: build_one(SimulationConfig, name, value) for name, value in values.items()}
+    except EngineError as error:
+        raise typer.BadParameter(str(error), param_hint=str(path)) from error
+
+
+def _completed(values: Mapping[str, Any]) -> dict[str, Any]:
+    from muster.output import loading
+
+    with loading():
+        from simulator.planned import completed_by_plan
+
+    return completed_by_plan(values)
+
+
+# Options of `muster task create` and `release`: a task's settings, and its release.
+
+
+_FILE = "With --secagg: its signed release."
+ReleaseFile = Annotated[Path | None, typer.Option("--release", metavar="FILE", help=_FILE)]
+ReleaseKey = Annotated[
+    Path | None,
+    typer.Option(metavar="KEYFILE", help="With --secagg: the key of its release."),
+]
+ReleaseCounter = Annotated[
+    int,
+    typer.Option(
+        min=0,
+        help="With --secagg: devices refuse one below the last of the key.",
+    ),
+]
+ReleaseDays = Annotated[int, typer.Option(min=1, max=3650, help="With --secagg: days that the release is good for.")]
+
+_EVALUATED, _COMPARED = "Evaluate TASK, TASK@ROUND or a file.", "With a bundle of compare: the other model."
+EvaluatedModel = Annotated[str | None, typer.Option("--evaluate", metavar="MODEL", help=_EVALUATED)]
+ComparedModel = Annotated[str | None, typer.Option("--against", metavar="MODEL", help=_COMPARED)]
+_EVERY = "Evaluate on held-out devices every N rounds."
+EvaluateEvery = Annotated[int | None, typer.Option(metavar="N", help=_EVERY)]
+EvaluationBundle = Annotated[Path | None, typer.Option("--evaluation", help="The bundle for --evaluate-every.")]
+
+_LIKE = "Plan and settings of TASK, unless given."
+LikeTask = Annotated[str | None, typer.Option("--like", metavar="TASK", help=_LIKE)]
+_UNSET = "With --like: take the default; repeatable."
+Unset = Annotated[list[str] | None, typer.Option("--unset", metavar="SETTING", help=_UNSET)]
+
+TaskId = Annotated[str, typer.Argument(metavar="TASK", help="The task's id, from `muster task list`.")]
+
+with_task_settings = with_settings(
+    TaskSettings,
+    spread=("budget", "secagg", "clear", "buffered"),
+    defaults={"population": None, "goal": None, "rounds": None},
+)
+"""Have a command take the settings of a task as options; its parameter `settings` gets those given, as a mapping."""
+
+
+# Options of commands as values: one module for each grammar, and those of whole commands.

@@ -1,1 +1,0 @@
-"""C++ between this package and ExecuTorch, and its build."""

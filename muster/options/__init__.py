@@ -1,1 +1,0 @@
-"""Options of commands as values: one module for each grammar, and those of whole commands."""

@@ -1,1 +1,0 @@
-"""Curves and heat maps of runs and studies."""
