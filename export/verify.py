@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import msgspec
+import numpy as np
 import torch
 
 from export.build import build_plan, with_hold_out
@@ -10,7 +11,7 @@ from export.errors import ParityFailed, UnknownModel
 from export.formats import formats
 from export.model import Model, ModelSpec, parameter_count
 from export.models import MODELS, load
-from export.normalising import as_planned
+from export.normalising import DEVIATION_OF, MEAN_OF, as_planned
 from export.parity import KINKED_TOLERANCE, certify
 from export.predict import build_predict
 from fedcore.algorithms import create, module_of, name_of, settings_of
@@ -84,6 +85,8 @@ def verify_bundle(bundle: Bundle, source: str | None = None, own: str | None = N
     if not plan.graphs:
         raise PlanError(f"plan {plan.name} has no graphs")
     model = planned_model(bundle, source)
+    if plan.frozen is not None:
+        _check_frozen(model, plan, manifest)
     algorithm_name = manifest.algorithm.name
     if own is None and module_of(algorithm_name):
         raise UntrustedAlgorithm(
@@ -98,6 +101,22 @@ def verify_bundle(bundle: Bundle, source: str | None = None, own: str | None = N
     certificate = certify(model, algorithm, plan, {ref: bundle.read(ref) for ref in plan.graph_refs})
     _compare_certificates(bundle.certificate, certificate)
     return certificate
+
+
+def _check_frozen(model: Model, plan: Plan, manifest: Manifest) -> None:
+    """Raise ParityFailed for frozen values of a plan, which `model` has, that its source has otherwise.
+
+    Those that the source draws, under a seed that nobody notes, may be any, as those of normalisers.
+    """
+    given = {name.format(field) for name in (MEAN_OF, DEVIATION_OF) for field in plan.normalised}
+    planned, own = model.frozen_vectors, Model(model.spec, 1).frozen_vectors
+    differ = [name for name in own.keys() - given if not np.allclose(own[name], planned[name], 1e-5, 1e-6)]
+    again = Model(model.spec, 2).frozen_vectors if differ else {}
+    if fixed := [name for name in sorted(differ) if np.array_equal(own[name], again[name])]:
+        raise ParityFailed(
+            f"the plan's frozen {fixed[0]} is not that of model {manifest.model}; its weights have changed since, or "
+            "the plan"
+        )
 
 
 def _edge(predict: PredictPlan) -> PredictPlan:

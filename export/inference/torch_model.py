@@ -17,7 +17,7 @@ from device_runtime.errors import ConfigError, DeviceError
 from export.capture import Port, capture
 from export.errors import ParityFailed, UnknownFormat, UnknownModel, UnsupportedOperator, reason
 from export.formats import FORMATS
-from export.inference.trained import SIZES, OutputsByName, Trained, check_alike
+from export.inference.trained import SIZES, OutputsByName, Trained, apart, check_alike
 from export.layers import Layers
 from export.model import Model, ModelSpec, parameter_count
 from export.models import load
@@ -27,11 +27,15 @@ from export.quiet import quiet
 from export.rewrites import KeyedNoise
 from fedcore.errors import SchemaError
 
+ROUNDED = 1e-3
+"""The largest distance of a module from its plan's graph that is round-off: a trained model may enlarge it."""
+
 
 def module_of(trained: Trained, source: str | ModelSpec) -> Model:
     """The model from its source, with its trained parameters, in eval mode.
 
-    Raises UnknownModel, InvalidModel, and SchemaError when the source is another model than the plan's.
+    Raises UnknownModel, InvalidModel, and SchemaError when the source is another model than the plan's, or predicts
+    otherwise than the plan's graph does.
     """
     plan = trained.plan
     fields = plan.examples.fields
@@ -46,7 +50,17 @@ def module_of(trained: Trained, source: str | ModelSpec) -> Model:
     if model.schema != plan.schema or set(model.frozen_vectors) != set(trained.frozen):
         raise SchemaError(other)
     model.freeze(trained.frozen)
-    return model.trained(trained.params)
+    model = model.trained(trained.params)
+    if "onnx" in trained.predict.graphs and not _predicts_as_planned(trained, model):
+        raise SchemaError(other)
+    return model
+
+
+def _predicts_as_planned(trained: Trained, model: Model) -> bool:
+    drawn = trained.drawn(SIZES[0])
+    ours, planned = _outputs(model, drawn), trained.outputs(drawn)
+    shapes = [{name: values.shape for name, values in outputs.items()} for outputs in (ours, planned)]
+    return shapes[0] == shapes[1] and apart(ours, planned) <= ROUNDED
 
 
 def to_torch(trained: Trained, model: Model) -> bytes:

@@ -146,6 +146,17 @@ def test_another_models_source_is_refused_before_it_takes_memory():
         inference_model(trained(model, model.initial), "torch", source="mlp")
 
 
+@pytest.mark.parametrize("last", [nn.Tanh(), nn.Unflatten(1, (5, 1))])
+def test_another_models_source_is_refused_though_it_has_the_same_tensors(last):
+    plain, other = (
+        models.spec(lambda more=more: nn.Sequential(nn.Flatten(), nn.Linear(126, 5), *more)) for more in ([], [last])
+    )
+    work = trained(Model(plain), Model(plain).initial)
+    assert inference_model(work, "torch", source=plain).data
+    with pytest.raises(SchemaError, match="is of another model than"):
+        inference_model(work, "torch", source=other)
+
+
 def test_a_plan_without_a_predict_graph_says_what_to_do():
     model = Model(load("logreg"))
     work = trained(model, model.initial)

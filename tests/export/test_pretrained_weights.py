@@ -7,10 +7,14 @@ import shutil
 import pytest
 import torch
 
-from export.errors import InvalidModel
+from export.build import export_bundle
+from export.errors import InvalidModel, ParityFailed
 from export.huggingface.folder import Pretrained, load, spec_of
 from export.huggingface.written import Values, write_adapters, write_merged
 from export.model import Model
+from export.models import load as load_any
+from export.verify import verify_bundle
+from fedcore.algorithms import create
 from muster.commands.model import _write_folder
 from tests.export.test_huggingface import CLASSIFIES, CONTINUES, EMBEDS, FAMILIES, OF_TOKENS, SEVERAL, SIZES, WORDS
 from tests.export.test_inference import trained
@@ -250,6 +254,16 @@ def test_adapters_are_written_only_for_the_folder_they_were_trained_on(bits, tmp
     for write in (write_adapters, write_merged):
         with pytest.raises(InvalidModel, match=r"has other weights than the plan's, in .*encoder\.layer\.1\.output"):
             write(given, values, tmp_path / "written")
+
+
+def test_a_plan_of_other_weights_than_the_folders_is_not_verified(tmp_path):
+    """A random A is of no folder."""
+    source = f"hf:{folder_of(tmp_path / 'bert')[0]},tokens=8,freeze_a=true"
+    bundle = export_bundle(Model(load_any(source), 3), create("fedavg", {}), tmp_path / "plan", source)
+    assert verify_bundle(bundle, source).worst <= 1e-5
+    changed(tmp_path / "bert", lambda tensors: tensors["bert.encoder.layer.1.output.dense.weight"].mul_(1.01))
+    with pytest.raises(ParityFailed, match=r"frozen .*encoder\.layer\.1\.output.* is not that of model hf:"):
+        verify_bundle(bundle, source)
 
 
 def prompted(folder):
