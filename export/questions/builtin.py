@@ -20,7 +20,8 @@ In words, options are KEY=VALUE, two values with a comma between, and the end is
 A mean is computed of units of half the range from its middle, so that neither float32 on a device nor quantisation
 loses digits to an offset: with u = (x − middle) / half, mean = middle + half · E[u], and the deviation is
 half · √(E[u²] − E[u]²). Values in a small part of their bounds far from the middle make E[u²] and E[u]² near: a
-deviation that rounding could make up, less than a 128th of the mean's distance from the middle, is NULL.
+deviation that rounding could make up, less than a 128th of the mean's distance from the middle, is NULL; under masks,
+which round sums of up to n rows, less than √n / 1,024 of it.
 """
 
 from __future__ import annotations
@@ -253,7 +254,7 @@ def _normaliser(asked: BuiltIn, terms: drafts.Terms, measured: Sequence[drafts.M
     sums = draft.units("sums", size, lambda fields: summed(of.units(fields)[0]), each)
     squares = draft.units("squares", size, lambda fields: summed(of.units(fields)[0] ** 2), each, low=0)
     variance = "variance_of_all" if terms.private else "variance_if_told"
-    deviation = Call("root", (Call(variance, (sums, squares, values)),))
+    deviation = Call("root", (Call(variance, (sums, squares, values, *terms.told)),))
     element: Value = Number(None) if size == 1 else Group(0)
     middle, half = (_of_element([getattr(one, name) for one in of.each or (of,)]) for name in ("middle", "half"))
     mean = Call("+", (middle, Call("*", (half, Call("mean", (sums, values))))))
@@ -296,7 +297,7 @@ def _correlation(asked: BuiltIn, terms: drafts.Terms, measured: Sequence[drafts.
         return lambda fields: product(*units(fields)[:2])
 
     sums = [draft.units(name, 1, of_units(product), 1, low=low) for name, (product, low) in products.items()]
-    correlation = Call("correlation" if terms.private else "correlation_if_told", (both, *sums))
+    correlation = Call("correlation" if terms.private else "correlation_if_told", (both, *sums, *terms.told))
     columns = (Column("correlation", correlation), Column("rows", both))
     text = f"How do {one.field.name} and {other.field.name} go together (their correlation)?"
     return draft.asked(text, [one.field, other.field], columns, [])

@@ -19,7 +19,9 @@ from torch import Tensor
 from export.questions.asked import CompiledQuestion
 from fedcore.errors import QuestionError
 from fedcore.plan import Dtype, Field
+from fedcore.questions.functions import TOLD
 from fedcore.questions.question import WORD, Block, Call, Cell, Column, Key, Number, Question, Rows, Value
+from fedcore.schedule import MOST_BITS
 from fedcore.validation import offered
 
 # Fields as what built-in questions make of them: numbers within bounds, units of the middle of a range, and bins.
@@ -278,6 +280,12 @@ class Terms:
     def hides(self) -> bool:
         """Whether numbers of too few devices are left out, which noise hides by itself."""
         return self.minimum_devices > 1 and not self.private
+
+    @property
+    def told(self) -> tuple[Number, ...]:
+        """The least spread that is told, as a share of a sum of squares: under masks those of many rows are rounded."""
+        share = (self.most_rows or 0) / 2**MOST_BITS if self.secure and not self.private else 0.0
+        return (Number(share),) if share > TOLD else ()
 
     def need_rows(self) -> int:
         """The most rows of a device. Raises QuestionError where all count."""

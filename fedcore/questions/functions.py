@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 
 Scalar: TypeAlias = int | float | str | None
 Function: TypeAlias = Callable[..., Any]
-TOLD = 2**14
+TOLD = 2.0**-14
 """Of sums of squares in float32 a spread of less than this share may be rounding."""
 
 _FARTHEST_SHIFT = 128
@@ -119,14 +119,17 @@ def _joined(shifts: Sequence[int], parts: Sequence[int]) -> int:
     return sum(part << shift for shift, part in zip(shifts, parts, strict=True))
 
 
-def _told(total: float, squares: float, count: float) -> bool:
-    """Whether sums in float32 tell a spread from rounding: a constant that float32 holds has exactly none."""
+def _told(total: float, squares: float, count: float, share: float) -> bool:
+    """Whether rounded sums tell a spread from rounding: a constant that float32 holds has exactly none."""
     spread = squares * count - total * total
-    return spread == 0 or spread >= squares * count / TOLD
+    return spread == 0 or spread >= squares * count * share
 
 
-def _correlation_if_told(count: float, x: float, y: float, xx: float, yy: float, xy: float) -> float | None:
-    return _correlation(count, x, y, xx, yy, xy) if _told(x, xx, count) and _told(y, yy, count) else None
+def _correlation_if_told(*sums: float) -> float | None:
+    """The correlation, from the same sums, and behind them the share of a spread that is told."""
+    (count, x, y, xx, yy, xy), (share, *_) = sums[:6], (*sums[6:], TOLD)
+    told = _told(x, xx, count, share) and _told(y, yy, count, share)
+    return _correlation(count, x, y, xx, yy, xy) if told else None
 
 
 def _least(counts: Sequence[float], wanted: float, values: Sequence[Scalar]) -> Scalar:
@@ -211,8 +214,8 @@ FUNCTIONS: Mapping[str, Function] = {
     "null_if_none": lambda value, count: value if count > 0 else None,
     "mean": _mean,
     "variance": lambda total, squares, count: _variance(total, squares, count, 1),
-    "variance_if_told": lambda total, squares, count: (
-        _variance(total, squares, count, 0) if _told(total, squares, count) else None
+    "variance_if_told": lambda total, squares, count, share=TOLD: (
+        _variance(total, squares, count, 0) if _told(total, squares, count, share) else None
     ),
     "variance_of_all": lambda total, squares, count: _variance(total, squares, count, 0),
     "root": _strict(lambda value: math.sqrt(max(value, 0.0))),

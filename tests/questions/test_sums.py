@@ -18,10 +18,11 @@ from export.trial import TOLERANCE
 from fedcore.algorithms.question import Ask, rows_of
 from fedcore.errors import QuestionError
 from fedcore.plan import Field
+from muster.asking import Fields, Terms, compiled
 from simulator.population import Population
 from simulator.questions import ask_population
 from tests.questions.graphs import planned
-from tests.questions.pooled import FAR, FIELDS, answered, database, devices, told
+from tests.questions.pooled import FAR, FIELDS, answered, database, devices, reports, told
 from tests.questions.test_sql_against_sqlite import on
 
 ROWS = devices(5, 45, most=60, null=0.1)
@@ -133,6 +134,30 @@ def test_a_deviation_that_rounding_could_make_up_is_null(built_in, told_):
     shown = found.rows[0][found.columns.index(end)]
     expected = np.corrcoef(of, column("y"))[0, 1] if end == "correlation" else of.std()
     assert shown == (pytest.approx(expected, rel=1e-2, abs=1e-4) if told_ else None)
+
+
+def masked(asked, of_devices, source):
+    """Reports as masks round them: each number up or down to a step of its range, at random."""
+    found = [dict(report) for report in of_devices]
+    for name, span in asked.algorithm().ranges.items():
+        step = (span.high - span.low) / (2**span.bits - 1)
+        for report in found:
+            steps = (report[name].astype(np.float64) - span.low) / step
+            report[name] = np.floor(steps + source.random(steps.shape)) * step + span.low
+    return found
+
+
+@pytest.mark.parametrize("most", [64, 4096])
+@pytest.mark.parametrize("words", ["normaliser x low=0 high=600", "correlation x y low=0,0 high=600,4"])
+def test_masks_make_up_no_deviation(words, most):
+    source, fields = np.random.default_rng(3), Fields((Field("x", "float32"), Field("y", "uint8", (), 5)), "")
+    rows = [{"x": np.full(1, 590, np.float32), "y": np.full(1, number % 5, np.uint8)} for number in range(30)]
+    terms = Terms(minimum_devices=5, secure=True)
+    question = compiled([*words.split(), *f"MAX {most} ROWS PER DEVICE".split()], fields, terms)
+    of_devices = reports(question, rows)
+    for _ in range(20):
+        found = told(question, masked(question, of_devices, source))
+        assert not found.rows[0][-2 if words.startswith("n") else 0]
 
 
 @pytest.mark.parametrize(("form", "backend"), [("onnx", OnnxRuntime), ("executorch", ExecuTorch)])
