@@ -180,11 +180,21 @@ class Pretrained:
             name, _, text = setting.partition("=")
             if name not in kinds:
                 raise InvalidModel(f"{source}: a pretrained model has no setting {name!r}; {offered(name, kinds)}")
+            if name in values:
+                raise InvalidModel(f"{source}: {name} is there twice; remove one")
             try:
                 values[name] = kinds[name](text)
             except ValueError as error:
                 raise InvalidModel(f"{source}: {name} cannot be {text!r}") from error
-        return cls(folder, **values)
+        return cls._of(folder, values)
+
+    @classmethod
+    def _of(cls, folder: str, values: Mapping[str, Any]) -> Pretrained:
+        """Raises InvalidModel, also for classes of a task without."""
+        made = cls(folder, **values)
+        if "classes" in values and not made.kind.has_head:
+            raise InvalidModel(f"{folder}: {made.task} has no classes; leave them out, or name another task")
+        return made
 
     def __post_init__(self) -> None:
         if self.task not in TASKS:
@@ -206,7 +216,7 @@ class Pretrained:
 
 def load(folder: str | Path, **settings: Any) -> ModelSpec:
     """The model in a folder; settings: those of `Pretrained`. Raises InvalidModel, naming what is missing."""
-    return spec_of(Pretrained(str(folder), **settings))
+    return spec_of(Pretrained._of(str(folder), settings))
 
 
 def spec_of(pretrained: Pretrained) -> ModelSpec:
@@ -260,7 +270,13 @@ def build(pretrained: Pretrained, padding: modules.Padding) -> nn.Module:
         inside, text = "model.", modules.Sentences(model, padding, modules.pooling_of(Path(pretrained.folder)))
     elif "SequenceClassification" in pretrained.kind.kind and hasattr(model, "score"):
         text = modules.LastToken(model, padding)
-    modules.check_masks(pretrained.folder, text, pretrained.tokens, pretrained.task == "causal-lm")
+    try:
+        modules.check_masks(pretrained.folder, text, pretrained.tokens, pretrained.task == "causal-lm")
+    except InvalidModel:
+        raise
+    except Exception as error:  # whatever the library raises for want of images, sounds or places on a page
+        what = f"{type(model).__name__} does not run on {pretrained.tokens} tokens alone"
+        raise InvalidModel(f"{pretrained.folder}: {what}: {reason(error)}") from error
     names = [name for name, _ in text.named_parameters()]
     head = [name for name in names if not name.startswith(inside) or name.removeprefix("model.") in drawn]
     train = head if pretrained.kind.has_head else ()
@@ -268,7 +284,7 @@ def build(pretrained: Pretrained, padding: modules.Padding) -> nn.Module:
         in_few_bits(text, pretrained.bits, lambda path: f"{path}.weight" not in train)
     adapted = [f"{inside}*.{name}" for name in chosen]
     text = lora(text, pretrained.rank or 1, adapted, train, freeze_a=pretrained.freeze_a)
-    text.without_logits = pretrained.task == "causal-lm" and _are_plain_products(text.model)
+    text.without_logits = pretrained.task == "causal-lm" and _are_plain_products(text.model, pretrained.tokens)
     return text
 
 
@@ -289,12 +305,12 @@ def _adapted(pretrained: Pretrained, model: nn.Module) -> Sequence[str]:
     return chosen
 
 
-def _are_plain_products(model: Any) -> bool:
+def _are_plain_products(model: Any, tokens: int) -> bool:
     """Whether logits are those of a frozen last layer in few bits, and nothing is done to them."""
     last = model.get_output_embeddings()
     if not isinstance(last, DenseInFewBits) or last.bias is not None:
         return False
-    ids = torch.arange(min(model.config.vocab_size, 16))[None]  # the token of padding alone has logits of 0
+    ids = torch.arange(min(model.config.vocab_size, tokens, 16))[None]  # the token of padding alone has logits of 0
     given = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
     with torch.no_grad():
         return torch.equal(model(**given).logits, last(model.base_model(**given).last_hidden_state))

@@ -309,7 +309,9 @@ def check_masks(folder: str, text: Text, tokens: int, is_next: bool) -> None:
         ids += (ids >= padding.stands).long()  # no text but the first of these has the token that stands for padding
         half = tokens // 2 | 1  # odd, as some models look at blocks of tokens
         ending, other = ids.clone(), ids.clone()
-        ending[:, half - 1], other[:, half:] = padding.stands, padding.stands
+        other[:, half:] = padding.stands
+        if padding.stands not in padding.ids:  # else it ends no text
+            ending[:, half - 1] = padding.stands
         for each, length in ((ending, half), (ids, half), (ids, 2)):
             padded = each.clone()
             padded[:, length:] = padding.ids[0]

@@ -12,7 +12,7 @@ from torch import nn
 from export.build import build_plan, export_bundle
 from export.errors import InvalidModel
 from export.few_bits import BLOCK, Codes, DenseInFewBits, in_few_bits, lora
-from export.huggingface.folder import Pretrained, spec_of, unadapted
+from export.huggingface.folder import Pretrained, load, spec_of, unadapted
 from export.huggingface.written import Values, write_merged
 from export.model import GradientOracle, Model, ModelSpec, cross_entropy
 from export.parity import footprint
@@ -223,6 +223,14 @@ def test_a_step_without_logits_holds_a_panel_of_them(tmp_path):
 def test_logits_that_are_not_plain_products_are_made(tmp_path):
     assert not Model(spec_of(pretrained("Bert", tmp_path, bits=8))).module.without_logits
     assert not Model(spec_of(pretrained("Llama", tmp_path))).module.without_logits
+
+
+def test_logits_of_few_positions_are_plain_products_too(tmp_path):
+    import transformers
+
+    sizes = FAMILIES["GPT2"][0] | {"n_positions": 8}
+    transformers.GPT2LMHeadModel(transformers.GPT2Config(**sizes)).save_pretrained(tmp_path)
+    assert Model(load(tmp_path, task="causal-lm", tokens=8, bits=8)).module.without_logits
 
 
 def test_scaled_logits_are_made_whatever_token_is_padding(tmp_path):

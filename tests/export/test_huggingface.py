@@ -204,6 +204,12 @@ def of_images(folder):
     (folder / "config.json").write_text(json.dumps({"model_type": "vit"}))
 
 
+def of_words_for_images(folder):
+    import transformers
+
+    transformers.BeitModel(transformers.BeitConfig(**SIZES)).save_pretrained(folder)
+
+
 def pickled(folder):
     no_weights(folder)
     torch.save({}, folder / "pytorch_model.bin")
@@ -217,10 +223,13 @@ def pickled(folder):
         ("tokens=10", no_config, "has no config.json"),
         ("tokens=10", unknown, "is of no architecture that is known here"),
         ("tokens=10", of_images, "is a vit, which reads no tokens"),
+        ("tokens=10,task=embedding", of_words_for_images, "BeitModel does not run on 10 tokens alone: "),
         ("tokens=64", None, "reads 32 tokens at most, not 64"),
         ("task=poetry", None, "no task is called 'poetry'"),
         ("rank=-1", None, "rank is -1; the least is 0"),
         ("rank=0,layers=query", None, "rank is 0, so there are no adapters for layers and freeze_a"),
+        ("rank=4,rank=2", None, "rank is there twice"),
+        ("task=embedding,classes=3", None, "embedding has no classes"),
         ("rank=many", None, "rank cannot be 'many'"),
         ("bits=3", None, "weights in 3 bits; there are 32, 8 and 4"),
         ("speed=3", None, "has no setting 'speed'"),

@@ -21,7 +21,7 @@ from export.model import GradientOracle, Model
 from fedcore.algorithms import create
 from fedcore.plan import PREDICT, BlobRef, ExampleSpec
 from tests.device_runtime.test_releases import assignment
-from tests.export.test_huggingface import CLASSIFIES, CONTINUES, EMBEDS, OF_TOKENS, SEVERAL, WORDS, saved
+from tests.export.test_huggingface import CLASSIFIES, CONTINUES, EMBEDS, FAMILIES, OF_TOKENS, SEVERAL, WORDS, saved
 from tests.export.test_huggingface_texts import FILES, with_tokenizer
 from tests.export.test_predict import outputs_of
 from tests.export.test_pretrained_weights import configured, folder_of
@@ -119,6 +119,14 @@ def test_tokens_of_apps_are_filled_with_the_folders_padding_or_beyond(family, ta
     found, alone = (model.predict({}, {name: ids})["output"] for ids in (rows, text))
     for one in found:
         torch.testing.assert_close(one[: len(alone[0])], alone[0], rtol=0, atol=1e-5)
+
+
+def test_what_a_model_makes_of_padding_itself_may_be_anything(tmp_path):
+    import transformers
+
+    sizes = FAMILIES["DebertaV2"][0] | {"relative_attention": False, "num_hidden_layers": 2}
+    transformers.DebertaV2Model(transformers.DebertaV2Config(**sizes)).save_pretrained(tmp_path)
+    assert Model(load(tmp_path, task=OF_TOKENS, tokens=LENGTH)).module.padding.ids == (WORDS, 0)
 
 
 @pytest.mark.parametrize("kind", ["pad_token_id", "sep_token_id"])
