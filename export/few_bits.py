@@ -51,23 +51,27 @@ def in_few_bits(module: M, bits: int, chosen: Callable[[str], bool] = lambda pat
     """The same module, whose dense layers and embeddings hold their weights in 8 or 4 bits and are frozen.
 
     chosen: whether the layer of a path is one of them. A weight that layers share stays shared. In 4 bits, a weight
-    whose inputs are no multiple of 64 takes 8. Raises InvalidModel for other bits.
+    whose inputs are no multiple of 64 takes 8. Layers with hooks, or that change their weight as by `max_norm`, stay as
+    they are. Raises InvalidModel for other bits.
     """
     if bits not in BITS:
         raise InvalidModel(f"weights in {bits} bits; there are 8 and 4")
     codes: dict[int, Codes] = {}
-    found = [(path, layer) for path, layer in module.named_modules() if type(layer) in FORMS or _scale(layer)]
+    forms: dict[int, nn.Module] = {}
+    every = module.named_modules(remove_duplicate=False)  # a layer may have several paths
+    found = [(path, layer) for path, layer in every if type(layer) in FORMS or _scale(layer)]
     for path, layer in found:
         if not path:
             raise InvalidModel("a single layer cannot be put into few bits; put it into a module")
-        if layer.weight.numel() < SMALLEST or not chosen(path):
+        if layer.weight.numel() < SMALLEST or _does_more(layer) or not chosen(path):
             continue
         weight = layer.weight
         if id(weight) not in codes:
             codes[id(weight)] = Codes(_rows(layer), bits)
         parent, _, name = path.rpartition(".")
-        form = FORMS.get(type(layer), EmbeddingInFewBits)
-        setattr(module.get_submodule(parent), name, form(layer, codes[id(weight)]))
+        if id(layer) not in forms:
+            forms[id(layer)] = FORMS.get(type(layer), EmbeddingInFewBits)(layer, codes[id(weight)])
+        setattr(module.get_submodule(parent), name, forms[id(layer)])
     return module
 
 
@@ -257,6 +261,11 @@ def _scale(layer: Any) -> float | None:
     scale, places = float(found), torch.arange(min(layer.num_embeddings, 16), device=layer.weight.device)
     with torch.no_grad():
         return scale if torch.equal(layer(places), layer.weight[places] * scale) else None
+
+
+def _does_more(layer: Any) -> bool:
+    """Whether a layer does what its form in few bits would not."""
+    return bool(layer._forward_hooks or layer._forward_pre_hooks) or getattr(layer, "max_norm", None) is not None
 
 
 def _rows(layer: Any) -> Tensor:

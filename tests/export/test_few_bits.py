@@ -81,6 +81,21 @@ def test_small_weights_stay_as_they_are():
     assert [type(layer) for layer in module] == [nn.Linear, DenseInFewBits]
 
 
+def test_a_layer_with_two_paths_stays_one():
+    layer = nn.Linear(64, 64)
+    first, second = in_few_bits(nn.Sequential(layer, layer), 8)
+    assert isinstance(first, DenseInFewBits)
+    assert first is second
+
+
+def test_layers_that_do_more_stay_as_they_are():
+    module = nn.Sequential(nn.Embedding(64, 64, max_norm=0.5), nn.Linear(64, 64), nn.Linear(64, 64))
+    module[1].register_forward_hook(lambda layer, inputs, output: 3 * output)
+    module[2].register_forward_pre_hook(lambda layer, inputs: (3 * inputs[0],))
+    before = module(torch.arange(64))
+    torch.testing.assert_close(in_few_bits(module, 8)(torch.arange(64)), before)
+
+
 @pytest.mark.parametrize("bits", [3, 16, 32])
 def test_other_bits_are_refused(bits, tmp_path):
     with pytest.raises(InvalidModel, match=f"weights in {bits} bits; there are 8 and 4"):
