@@ -42,8 +42,7 @@ from ingress.connection import hang_up
 from ingress.limits import ConnectionLimits, Newcomers, RateLimit, caller_of, networks
 from ingress.server import HttpConfig, Signed, listening, named_key, open_to, origins, read, signer_of
 from secagg.errors import DIGEST_BYTES, BadSignature, SecaggError
-from secagg.graph import root_of
-from secagg.keys import check_possession, issue
+from secagg.keys import check_possession, issue, root_of
 from secagg.messages import Invite, draw_beacon
 from secagg.parameters import GraphParameters
 

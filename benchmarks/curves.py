@@ -21,7 +21,7 @@ from fedcore.algorithms import ALGORITHMS
 from fedcore.validation import decoder, offered
 from muster.output import Say
 from research.study import LAST, Trials, mean, train
-from simulator.engines.workers.processes import usable_cores
+from simulator.engines.processes import usable_cores
 
 MODEL, COHORT, EVERY = "mlp", 10, 5
 TUNING_SEED = 3

@@ -22,7 +22,7 @@ from export.model import Model
 from export.models import load
 from fedcore.algorithms import create
 from muster.output import Say
-from tools.arm.build import build_wheel, call
+from tools.arm import build_wheel, call
 
 MODEL, BATCH = "emnist_cnn", 20
 STARTS = 7

@@ -38,7 +38,7 @@ from simulator.engines import Wanted
 from simulator.engines.choice import choose
 from simulator.engines.computing import Computing, compute_device
 from simulator.engines.memory import keep_freed_memory
-from simulator.engines.workers.processes import usable_cores
+from simulator.engines.processes import usable_cores
 from simulator.errors import EngineError
 from simulator.population import Population
 

@@ -24,7 +24,7 @@ from fedcore.batching import StreamKey, batches
 from fedcore.plan import Field
 from fedcore.validation import decoder
 from simulator.engines.memory import single_precision
-from simulator.engines.workers.forked import Answer, Forked
+from simulator.engines.processes import Answer, Forked
 from simulator.population import Population
 
 CLIENTS, CLASSES, BATCH, CLIENT_LR = 3400, 62, 20, 0.1

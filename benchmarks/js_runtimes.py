@@ -125,7 +125,7 @@ class Node:
 
     def _start(self) -> None:
         """Start a process, and wait until its engine is there."""
-        words = [fork_servers.program(), "--no-warnings", str(fork_servers.FOLDER / "bench" / "node.ts")]
+        words = [fork_servers.program(), "--no-warnings", str(fork_servers.JS_FOLDER / "bench" / "node.ts")]
         self._process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         self._asked, self._answers = cast(IO[str], self._process.stdin), cast(IO[str], self._process.stdout)
         self.engine: str = self.ask().answer["engine"]
@@ -165,7 +165,7 @@ def site(folder: Path) -> Iterator[Site]:
     """The page, built into a folder, and served with the work below that folder. Raises FleetError without Node."""
     page, program = folder / "page", fork_servers.program()
     for script in ("page", "bench"):
-        words = [program, "--no-warnings", str(fork_servers.FOLDER / script / "build.ts"), str(page)]
+        words = [program, "--no-warnings", str(fork_servers.JS_FOLDER / script / "build.ts"), str(page)]
         subprocess.run(words, check=True)
     with socket.create_server(("127.0.0.1", 0)) as listening:
         files = Site(page, folder, listening.getsockname()[1])

@@ -33,8 +33,7 @@ from muster.output import Say
 from secagg import keys, messages, packing, parameters
 from secagg.client import Client, SessionInput
 from secagg.client_state import AggregationPolicy
-from secagg.graph import NeighbourGraph, root_of, sha256
-from secagg.keys import DEVICE_BYTES, NO_CREDENTIAL, PairKey, issue
+from secagg.keys import DEVICE_BYTES, NO_CREDENTIAL, NeighbourGraph, PairKey, issue, root_of, sha256
 from secagg.masking import LITTLE, Mask, Words, add_masks
 from secagg.packing import PackedSegment
 from secagg.parameters import GraphParameters

@@ -20,14 +20,14 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from msgspec import UNSET, UnsetType
 
 from coordinator.errors import KeysDamaged, KeysDiffer, KeysMissing
-from coordinator.rules.audit import STORE, Action
+from coordinator.rules.alerts import STORE, Action
 from coordinator.rules.entities import Snapshot, Task
 from coordinator.store.database import Database
 from coordinator.store.records.records import Records
 from fedcore.errors import BrokenSuccession, InvalidKey
 from fedcore.release import LineageEntry, LogProof, Signed, TreeHead, decode_release
 from fedcore.signing import SigningKey, SucceedingKey, short
-from secagg.graph import Tree
+from secagg.keys import Tree
 
 _LOG = logging.getLogger(__name__)
 _SECRET_BYTES = 32

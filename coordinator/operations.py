@@ -10,8 +10,7 @@ from typing import Any, Protocol, get_type_hints
 import msgspec
 
 from coordinator.rules import entities
-from coordinator.rules.alerts import Alert, Assumption
-from coordinator.rules.audit import AuditEntry
+from coordinator.rules.alerts import Alert, Assumption, AuditEntry
 from coordinator.rules.budget import BudgetReport
 from coordinator.rules.kinds import TaskAnswer
 from coordinator.rules.progress import Progress

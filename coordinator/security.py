@@ -16,12 +16,11 @@ from sqlalchemy.engine import make_url
 
 from coordinator.errors import BrokenAudit, CoordinatorError
 from coordinator.keys import check_keys, lineage_file
-from coordinator.rules.alerts import Assumption
-from coordinator.rules.audit import verify, whole_log
+from coordinator.rules.alerts import Assumption, verify, whole_log
 from coordinator.rules.progress import DRIVER_SILENT_S
 from coordinator.rules.task_settings import TaskSettings
 from coordinator.settings import Settings
-from coordinator.store.database_engines import TIMES, sqlite_path
+from coordinator.store.database import TIMES, sqlite_path
 from coordinator.store.tasks import CoordinatorStore, open_coordinator_store
 from fedcore.compression import upload_bytes
 from ingress.limits import is_this_machine

@@ -21,19 +21,16 @@ from fastapi import Depends, FastAPI
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Lifespan, Receive, Scope, Send
 
-from coordinator.api.admin.problems import install_admin_problems
-from coordinator.api.admin.routes import ADMIN, Access, admin_router, health_router, metrics_router
-from coordinator.api.devices.assignment_access import AssignmentAccess
-from coordinator.api.devices.endpoints import DeviceApi, MaskedReports
+from coordinator.api.admin import ADMIN, Access, admin_router, health_router, metrics_router
+from coordinator.api.devices.blobs import AssignmentAccess
 from coordinator.api.devices.reports import ReportApi, Senders
-from coordinator.api.devices.routes import DEVICES, DeviceRouter, device_routes, paths_of
-from coordinator.api.http import FewAtOnce, RequestMiddleware, install_problems
-from coordinator.api.masked_exchange import MaskedExchange
+from coordinator.api.devices.routes import DEVICES, DeviceApi, DeviceRouter, MaskedReports, device_routes, paths_of
+from coordinator.api.http import FewAtOnce, RequestMiddleware, install_admin_problems, install_problems
+from coordinator.api.masked_exchange import MaskedExchange, ReplicaChannel, ShareSender
 from coordinator.api.page import PAGE, PageFiles
-from coordinator.api.replica_channel import ReplicaChannel, ShareSender
 from coordinator.api.replica_routing import Router
 from coordinator.api.service import Service
-from coordinator.dashboard.routes import dashboard_router
+from coordinator.dashboard.pages import dashboard_router
 from coordinator.driver.watch import watch_forever
 from coordinator.settings import Settings
 from coordinator.store.garbage_collection import collect_forever

@@ -15,7 +15,7 @@ import pydantic_settings
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, field_validator, model_validator
 
 from coordinator.errors import InvalidSettings, UnusableStore
-from coordinator.store.database_engines import printable, sqlite_path
+from coordinator.store.database import printable, sqlite_path
 from coordinator.store.garbage_collection import Retention
 from fedcore.errors import InvalidKey
 from fedcore.signing import public_key

@@ -124,7 +124,7 @@ def on_a_fleet(algorithm: Algorithm, folder: Path) -> float:
     from simulator import datasets
     from simulator.engine import Engine
     from simulator.fleet.fleet import Fleet, FleetConfig
-    from simulator.proofs.fleet_against_engine import counted_cohort, worst_difference
+    from simulator.proofs import counted_cohort, worst_difference
 
     users, _ = datasets.users("digits", None, DEVICES)
     model = Model(load("logreg"))

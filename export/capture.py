@@ -29,11 +29,10 @@ from torch.fx.experimental.symbolic_shapes import (
 )
 
 from export.decompositions import TABLE
-from export.errors import DynamicControlFlow, ExportError, InvalidModel, UnsupportedOperator, reason
+from export.errors import DynamicControlFlow, ExportError, InvalidModel, UnsupportedOperator, quiet, reason
 from export.few_bits import in_order
 from export.layers import Layers, layer_of
 from export.model import Model, oracle_of
-from export.quiet import quiet
 from export.rewrites import Traceable, unhinted
 from export.trial_examples import fixed_batch
 from fedcore import plan as plans

@@ -1,4 +1,4 @@
-"""Errors of the exporter.
+"""Errors of the exporter, and silence of other libraries' loggers.
 
 ExportError
 ├── UnknownModel            no built-in model or importable function has that name
@@ -10,6 +10,12 @@ ExportError
 ├── DynamicControlFlow      the model's Python branches on data or fixes the batch size
 └── ParityFailed            the exported graphs do not compute what torch computes
 """
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Iterator
 
 MOST_CHARACTERS = 200
 """The most characters shown of a foreign message."""
@@ -57,3 +63,18 @@ def reason(error: BaseException) -> str:
     if len(words) > MOST_CHARACTERS:
         words = f"{words[:MOST_CHARACTERS]}…"
     return f"{type(error).__name__}: {words}" if words else type(error).__name__
+
+
+# Silencing of other libraries' loggers.
+
+
+@contextlib.contextmanager
+def quiet(name: str) -> Iterator[None]:
+    """Silence the logger `name` during the block."""
+    logger = logging.getLogger(name)
+    level = logger.level
+    logger.setLevel(logging.CRITICAL + 1)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)

@@ -18,10 +18,10 @@ from msgspec import UNSET
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from export.checkpoint import Checkpoint, matching
 from export.errors import ExportError, InvalidModel, reason
+from export.few_bits import Checkpoint, matching
+from export.layers import HOOKED, refuse_unsupported
 from export.rewrites import IgnoredLabels, KeyedNoise
-from export.unsupported import HOOKED, refuse_unsupported
 from fedcore.algorithms.algorithm import Pass
 from fedcore.params import Float32, Frozen, ParamSchema, TensorSpec
 from fedcore.plan import OUTPUT, Dtype, Field, prefixed

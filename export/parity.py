@@ -25,9 +25,8 @@ from device_runtime import backends
 from device_runtime.backends.backend import Executable
 from device_runtime.errors import DeviceError
 from export.errors import ParityFailed, UnknownFormat
-from export.formats import FORMATS
 from export.model import Model
-from export.predict import predict_parity
+from export.predict import FORMATS, predict_parity
 from export.trial import ROUND_OFF, TOLERANCE, Shake, Trial, TrialOutcome, worst
 from fedcore.algorithms.algorithm import Algorithm
 from fedcore.bundle import Certificate, Evidence, Footprint, Parity

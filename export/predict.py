@@ -1,4 +1,4 @@
-"""The predict graph: a model's outputs for examples, in eval mode, and the proof that it computes what torch does.
+"""The formats of graphs for devices, and the predict graph, with the proof that it computes what torch does.
 
 Its proof is by trial, as that of training: each example must have the same outputs alone as among others, and the graph
 on a device's runtime those of torch, for several sizes of the batch.
@@ -7,6 +7,7 @@ on a device's runtime those of torch, for several sizes of the batch.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import get_args
 
 import numpy as np
@@ -17,8 +18,15 @@ from device_runtime.backends.backend import Executable
 from device_runtime.errors import DeviceError
 from export.capture import Captured, Port, Table, capture, example_port, vector_ports
 from export.decompositions import TABLE
-from export.errors import ExportError, ImpureModel, InvalidModel, ParityFailed, UnsupportedOperator, reason
-from export.formats import formats
+from export.errors import (
+    ExportError,
+    ImpureModel,
+    InvalidModel,
+    ParityFailed,
+    UnknownFormat,
+    UnsupportedOperator,
+    reason,
+)
 from export.inference.trained import ALIKE, SIZES, apart
 from export.layers import Layers, layer_of
 from export.model import Model
@@ -27,6 +35,56 @@ from export.trial_examples import draw_examples, fixed_batch
 from fedcore.bundle import Parity
 from fedcore.checkpoint import frozen_specs_of
 from fedcore.plan import EXAMPLE, FROZEN, PARAMS, PREDICT, BlobRef, Dtype, Field, PredictPlan, prefixed, unprefixed
+from fedcore.validation import offered
+
+# The formats of graphs for devices, and the writer of each.
+
+
+@dataclass(frozen=True, slots=True)
+class Format:
+    """One form of a graph.
+
+    version: of the format itself, such as an opset. fixed_batch: graphs have the loop's batch size fixed, and the mask
+    marks fewer examples. table: the forms of operators when a step is captured. write: a captured graph as bytes.
+    write_predict: a captured predict graph as bytes. write_steps: a captured step as a graph of many steps, or None if
+    there is no such form of it.
+    """
+
+    name: str
+    version: str
+    fixed_batch: bool
+    table: Table
+    write: Callable[[Captured], bytes]
+    write_predict: Callable[[Captured], bytes]
+    write_steps: Callable[[Captured], bytes | None] = lambda _: None
+
+
+def _onnx() -> Format:
+    from export.decompositions import TABLE
+    from export.onnx import OPSET, predict_to_onnx, steps_to_onnx, to_onnx
+
+    return Format("onnx", f"opset {OPSET}", False, TABLE, to_onnx, predict_to_onnx, steps_to_onnx)
+
+
+def _executorch() -> Format:
+    from export.executorch import EXPORTER, TABLE, to_executorch
+
+    return Format("executorch", EXPORTER, True, TABLE, to_executorch, to_executorch)
+
+
+FORMATS: dict[str, Callable[[], Format]] = {"onnx": _onnx, "executorch": _executorch}
+
+
+def formats(names: Sequence[str]) -> tuple[Format, ...]:
+    """Formats by name, each once. Raises UnknownFormat."""
+    unknown = [name for name in names if name not in FORMATS]
+    if unknown:
+        raise UnknownFormat(f"no format is called {', '.join(map(repr, unknown))}; {offered(unknown[0], FORMATS)}")
+    return tuple(FORMATS[name]() for name in dict.fromkeys(names))
+
+
+# The predict graph: a model's outputs for examples, in eval mode, and the proof that it computes what torch does.
+
 
 FIXED_BATCH = 1
 """The batch of formats that fix one: an app asks about one example at a time."""

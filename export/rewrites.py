@@ -20,9 +20,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
+from export.convolution import adaptive_avg_pool, adaptive_max_pool, avg_pool, interpolate
 from export.errors import InvalidModel, UnsupportedOperator
 from export.operator_forms import lstm
-from export.resizing import adaptive_avg_pool, adaptive_max_pool, avg_pool, interpolate
 
 INT32 = 2**32
 # The arguments of torch's transformers that hint at a causal mask: layer, name and position.

@@ -16,9 +16,8 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from muster.python.asking import ask
     from muster.python.exporting import export, export_model, forecast
-    from muster.python.operating import Coordinator, Task, demo
+    from muster.python.operating import Coordinator, Task, ask, demo
     from muster.python.simulating import Run, Sweep, load, plot, simulate, sweep
     from simulator.population import Population
 
@@ -45,7 +44,7 @@ _HOMES = {
     "Run": "muster.python.simulating",
     "Sweep": "muster.python.simulating",
     "Task": "muster.python.operating",
-    "ask": "muster.python.asking",
+    "ask": "muster.python.operating",
     "demo": "muster.python.operating",
     "export": "muster.python.exporting",
     "export_model": "muster.python.exporting",

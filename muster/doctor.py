@@ -19,7 +19,7 @@ from device_runtime.permission.policy import Policy
 from device_runtime.sandbox.channel import lacking
 from secagg.parameters import LEAST_COHORT
 from simulator.errors import SysrootError
-from simulator.fleet import arm, browsers
+from simulator.fleet import browsers, fork_servers
 
 
 def of_device(policy: Policy) -> tuple[Assumption, ...]:
@@ -149,14 +149,14 @@ def _compilers() -> Iterator[Finding]:
 
 
 def _emulation() -> Iterator[Finding]:
-    get, ready = arm.COMMAND, None
+    get, ready = fork_servers.COMMAND, None
     try:
-        ready = str(arm.ready().folder)
+        ready = str(fork_servers.ready().folder)
     except SysrootError as error:
         get = str(error)
-    program = arm.find_qemu(arm.default_folder())
-    emulator = f"{program}, {'.'.join(map(str, arm.qemu_version(program)))}" if program else None
-    yield Finding(name=arm.QEMU, found=emulator, purpose="emulated ARM devices", get=arm.COMMAND)
+    program = fork_servers.find_qemu(fork_servers.default_folder())
+    emulator = f"{program}, {'.'.join(map(str, fork_servers.qemu_version(program)))}" if program else None
+    yield Finding(name=fork_servers.QEMU, found=emulator, purpose="emulated ARM devices", get=fork_servers.COMMAND)
     yield Finding(name="sysroot", found=ready, purpose="emulated ARM devices", get=get)
 
 

@@ -344,6 +344,3 @@ with_task_settings = with_settings(
     defaults={"population": None, "goal": None, "rounds": None},
 )
 """Have a command take the settings of a task as options; its parameter `settings` gets those given, as a mapping."""
-
-
-# Options of commands as values: one module for each grammar, and those of whole commands.

@@ -26,7 +26,7 @@ from fedcore.questions.answer import Answer
 from muster.output import remark
 
 if TYPE_CHECKING:
-    from simulator.forecast.forecast import Forecast
+    from simulator.forecast.twin import Forecast
 
 
 # Curves and bands around them as pictures: SVG, PNG, or lines of characters.
@@ -432,6 +432,3 @@ def draw_label_mix(counts: NDArray[np.int64], title: str) -> Picture:
 
 def _box(x: float, y: float, width: float, height: float, fill: str) -> str:
     return f'<rect x="{x:.2f}" y="{y:.2f}" width="{width:.2f}" height="{height:.2f}" fill="{fill}"/>'
-
-
-# Curves and heat maps of runs and studies.

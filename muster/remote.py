@@ -14,7 +14,7 @@ from urllib.parse import quote
 import httpx2
 import msgspec
 
-from coordinator.api.admin.problems import ADMIN_ERRORS
+from coordinator.api.http import ADMIN_ERRORS
 from coordinator.errors import BadToken
 from coordinator.operations import OPERATIONS, PREFIX, AdminService, NewTask, TaskStore
 from coordinator.rules.entities import Evaluates, RegularEvaluation, Regularly, Task

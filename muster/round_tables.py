@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from coordinator.rules.buffers import mean_staleness
 from coordinator.rules.entities import RoundRecord
-from coordinator.rules.evaluated import Figures, figures_of, means_of
+from coordinator.rules.kinds import Figures, figures_of, means_of
 from fedcore.algorithms.evaluation import PERCENTILES
 from muster.output import say, show_table
 

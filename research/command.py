@@ -79,7 +79,7 @@ def _run(study: Study, sizes: Sizes, out: Path, processes: int | None) -> Report
     from muster.output import header
     from research.report import Report
     from research.study import Trials
-    from simulator.engines.workers.processes import usable_cores
+    from simulator.engines.processes import usable_cores
 
     words = ["muster", "study", study.name, f"--seeds {sizes.seeds}"]
     words += ["--data DIR"] * (sizes.data is not None) + ["--quick"] * sizes.quick

@@ -2,12 +2,10 @@
 
 from fedcore.validation import offered
 from research.compression import COMPRESSION, MASKED_COMPRESSION
-from research.over_selection import OVER_SELECTION
+from research.forecasts import OVER_SELECTION, RETRY_WINDOWS, TIME_TO_ACCURACY
 from research.personal_models import PERSONAL_MODELS
 from research.pretrained_adapters import PRETRAINED_ADAPTERS
-from research.retry_windows import RETRY_WINDOWS
 from research.study import Study
-from research.time_to_accuracy import TIME_TO_ACCURACY
 from research.training import PRIVATE_TRAINING, PSEUDO_GRADIENTS, WEIGHTING
 from simulator.errors import StudyError
 

@@ -27,7 +27,7 @@ from fedcore.schedule import Weighting
 from fedcore.validation import UNDECODABLE, decoder
 from simulator import datasets
 from simulator.configuration import SimulationConfig
-from simulator.engines.workers.forked import with_kept
+from simulator.engines.processes import with_kept
 from simulator.errors import Diverged, StudyError
 from simulator.simulation import training_on
 from simulator.training import Training, overall

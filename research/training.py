@@ -28,7 +28,7 @@ from secagg.parameters import least_honest
 from simulator import datasets
 from simulator.audit import stand_in
 from simulator.configuration import HELD_OUT, PrivateTraining, SimulationConfig
-from simulator.datasets.synthetic import synthetic
+from simulator.datasets.partitions import synthetic
 from simulator.engine import Engine
 from simulator.engines.computing import Computing
 from simulator.private_training import PrivateSums, row_of

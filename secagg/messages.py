@@ -27,8 +27,7 @@ from secagg.errors import (
     head,
     open_message,
 )
-from secagg.graph import depth, sha256
-from secagg.keys import CREDENTIAL_BYTES, DEVICE_BYTES, KEY_BYTES, SIGNATURE_BYTES, u32
+from secagg.keys import CREDENTIAL_BYTES, DEVICE_BYTES, KEY_BYTES, SIGNATURE_BYTES, depth, sha256, u32
 from secagg.packing import PackedSegment
 from secagg.parameters import GraphParameters
 

@@ -23,8 +23,7 @@ from secagg.errors import (
     Malformed,
     MessageType,
 )
-from secagg.graph import sha256
-from secagg.keys import KEY_BYTES, PairKey, check_credential, tag, u32
+from secagg.keys import KEY_BYTES, PairKey, check_credential, sha256, tag, u32
 from secagg.masking import LITTLE, Mask, Words, add_masks, add_masks_with
 from secagg.messages import Advertise, Masked
 from secagg.packing import PackedSegment, Total

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, get_args
+from typing import Annotated, Any, Literal, TypeAlias, get_args
 
 import msgspec
 
@@ -13,9 +13,23 @@ from coordinator.rules.task_settings import Secagg
 from fedcore.privacy.settings import BANDS, DELTA, Mechanism, WholeFromOne
 from fedcore.schedule import ServerSchedule
 from fedcore.validation import Count, NotNegative, build, check, checked, own_name, setting
-from simulator.baselines import LOSSES, Baseline, LinearBaseline
 from simulator.engines import Wanted
 from simulator.errors import EngineError
+
+# Baselines of studies, by name: what federated training is compared with, on the same users and examples.
+#
+# `pooled` and `local` train the model by the algorithm: on the examples of all training users as those of one client,
+# or on every user's own alone. `dane`, `cocoa` and `sparse_fsvrg` are distributed optimizers of linear models.
+
+
+LinearBaseline: TypeAlias = Literal["dane", "cocoa", "sparse_fsvrg"]
+Baseline: TypeAlias = Literal["pooled", "local", LinearBaseline]
+LOSSES = ("ridge", "logistic")
+"""The linear models, by their loss."""
+
+
+# The configuration of a simulation, federated or of a baseline, and settings that suit built-in models.
+
 
 HELD_OUT = 0.2
 """The share of users that are held out."""

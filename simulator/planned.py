@@ -9,8 +9,8 @@ from typing import Any
 
 from coordinator.errors import InvalidTask
 from coordinator.rules.aggregation import check_fit, state_specs
+from export.build import planned_model, source_of
 from export.model import Model, ModelSpec
-from export.verify import planned_model, source_of
 from fedcore.algorithms import create, module_of, settings_of
 from fedcore.algorithms.algorithm import Algorithm
 from fedcore.bundle import Bundle

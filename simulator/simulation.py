@@ -31,23 +31,19 @@ from fedcore.params import Float32
 from fedcore.plan import ExampleSpec
 from fedcore.privacy.accounting import check_private
 from simulator import datasets
-from simulator.baselines.local_only import LocalOnly
-from simulator.baselines.method import LinearTraining
-from simulator.baselines.methods import METHODS
-from simulator.compressed import CompressedReports
 from simulator.configuration import SUITED, SimulationConfig
-from simulator.datasets.sources import verified
-from simulator.engine import Engine
+from simulator.datasets.bundled import verified
+from simulator.datasets.partitions import read_partition
+from simulator.engine import CompressedReports, Engine
 from simulator.engines import Wanted
 from simulator.engines.choice import check_model, choose
 from simulator.engines.computing import EVERY_GPU, Computing, gpus
 from simulator.engines.memory import one_thread
+from simulator.engines.processes import connect, usable_cores
 from simulator.engines.sums import layouts_of
-from simulator.engines.workers.processes import usable_cores
-from simulator.engines.workers.ray_cluster import connect
 from simulator.errors import EngineError
+from simulator.linear_methods import METHODS, LinearTraining
 from simulator.masked_sums import MaskedSum, secure_task, square_of, warn_of_rounding
-from simulator.partitions import read_partition
 from simulator.planned import SimulatedPlan, read_model
 from simulator.population import Population
 from simulator.private_training import Cohorts, PrivateSums, SimulatedPrivacy, promise_of
@@ -64,6 +60,7 @@ from simulator.training import (
     Facts,
     FineTuning,
     Limits,
+    LocalOnly,
     Point,
     Training,
     Watch,

@@ -71,7 +71,12 @@ def fleets():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
             "simulator.fleet.fork_servers.subprocess",
-            SimpleNamespace(Popen=start_fleet, PIPE=subprocess.PIPE, run=subprocess.run),
+            SimpleNamespace(
+                Popen=start_fleet,
+                PIPE=subprocess.PIPE,
+                run=subprocess.run,
+                CalledProcessError=subprocess.CalledProcessError,
+            ),
         )
         yield
 

@@ -8,8 +8,8 @@ from tests.tree import ROOT
 from tools.count_lines import at, budgets, circles, is_product, work_tree
 
 CEILINGS = {
-    "product lines": 104_250,
-    "Python files outside tests": 479,
+    "product lines": 104_000,
+    "Python files outside tests": 420,
     "import lines, %": 8.0,
     "test lines": 78_800,
     "words": 109_700,

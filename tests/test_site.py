@@ -8,8 +8,8 @@ import sys
 import pytest
 
 import muster
-from coordinator.api.admin.problems import ADMIN_PROBLEMS
-from coordinator.metrics import Metrics
+from coordinator.api.http import ADMIN_PROBLEMS
+from coordinator.logs import Metrics
 from coordinator.operations import OPERATIONS, PREFIX
 from coordinator.settings import Settings
 from tests.tree import ROOT, files

@@ -11,8 +11,7 @@ import sqlalchemy
 from alembic.autogenerate import produce_migrations, render_python_code
 from alembic.migration import MigrationContext
 
-from coordinator.store.database import make_tables
-from coordinator.store.database_engines import open_engines
+from coordinator.store.database import make_tables, open_engines
 from coordinator.store.tables import METADATA
 
 

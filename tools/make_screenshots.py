@@ -15,7 +15,7 @@ from pathlib import Path
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 
-from coordinator.api.tokens import issue
+from coordinator.api.authentication import issue
 from coordinator.rules.entities import Role
 from coordinator.rules.task_settings import PrivacyBudget
 from coordinator.settings import Settings

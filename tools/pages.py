@@ -135,7 +135,7 @@ def settings_of_the_service() -> str:
 
 def problems() -> str:
     """Every problem type of the admin API."""
-    from coordinator.api.admin.problems import ADMIN_PROBLEMS
+    from coordinator.api.http import ADMIN_PROBLEMS
 
     rows = [[f"`{slug}`", str(kind.status), kind.title] for slug, kind in ADMIN_PROBLEMS.items()]
     return markdown(["type", "status", "meaning"], rows)
@@ -153,7 +153,7 @@ def metrics() -> str:
     """Every metric of a coordinator."""
     from prometheus_client.metrics import MetricWrapperBase
 
-    from coordinator.metrics import Metrics
+    from coordinator.logs import Metrics
 
     rows = []
     for one in vars(Metrics()).values():

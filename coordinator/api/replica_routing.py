@@ -25,8 +25,16 @@ from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from coordinator.api.http import ONWARD, answer_refusal, header_of
-from coordinator.api.masked_exchange import MASKED, take_masked
-from coordinator.api.replica_channel import FORWARDED, SHARES, answer_replica, proof_of, take_shares, wait_while_there
+from coordinator.api.masked_exchange import (
+    FORWARDED,
+    MASKED,
+    SHARES,
+    answer_replica,
+    proof_of,
+    take_masked,
+    take_shares,
+    wait_while_there,
+)
 from coordinator.api.service import Service
 from coordinator.errors import Refusal, Unavailable
 from coordinator.rules.replicas import maker_of

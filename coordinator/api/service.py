@@ -21,13 +21,11 @@ from coordinator.driver.replica_membership import Membership, ReplicaConfig
 from coordinator.driver.watch import Webhook
 from coordinator.errors import NotAttested
 from coordinator.keys import Keys, open_both
-from coordinator.logs import RecentLines
-from coordinator.metrics import Metrics
-from coordinator.rules.audit import Action
+from coordinator.logs import Metrics, RecentLines
+from coordinator.rules.alerts import Action
 from coordinator.secure.beacon_client import BeaconClient
-from coordinator.secure.group import Executors
+from coordinator.secure.group import Executors, Unmasker
 from coordinator.secure.round import SecureRoundFactory
-from coordinator.secure.unmask_workers import Unmasker
 from coordinator.settings import Settings
 from coordinator.store.tasks import CoordinatorStore, open_coordinator_store
 from fedcore.signing import public_key

@@ -10,13 +10,12 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
-from coordinator.dashboard.actions import Fields
 from coordinator.dashboard.curves import Chart, chart, charts
-from coordinator.dashboard.rendering import Endpoints, Visitor, model_page_of
+from coordinator.dashboard.rendering import Endpoints, Fields, Visitor, model_page_of
 from coordinator.dashboard.views import evaluated
 from coordinator.errors import InvalidModel, UnknownModel
 from coordinator.rules.entities import Task
-from coordinator.rules.evaluated import Figures, figures_of
+from coordinator.rules.kinds import Figures, figures_of
 from coordinator.rules.roll_outs import Gate, Model, ModelCount, ModelVersion, RollOut, check_share, earlier, share_of
 from coordinator.store.models import COUNTED_DAYS, model_of, versions_of
 from coordinator.store.records.records import Records

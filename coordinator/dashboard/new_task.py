@@ -14,7 +14,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import Response
 
-from coordinator.api.admin.routes import create_task
+from coordinator.api.admin import create_task
 from coordinator.api.http import read_hashed
 from coordinator.dashboard import rendering
 from coordinator.errors import BadToken, InvalidTask, TooLarge, UnknownBlob, UnknownTask

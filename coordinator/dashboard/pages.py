@@ -1,4 +1,4 @@
-"""Pages of the dashboard, live where they follow what happens, with links to join and the page of the API."""
+"""Pages of the dashboard, live where they follow what happens, and the table of its addresses."""
 
 from __future__ import annotations
 
@@ -14,32 +14,42 @@ from typing import Any, NamedTuple, TypeAlias
 from urllib.parse import urlencode, urlsplit
 
 import segno
-from fastapi import FastAPI
-from fastapi.sse import ServerSentEvent
+from fastapi import APIRouter, Depends, FastAPI
+from fastapi.sse import EventSourceResponse, ServerSentEvent
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
+from coordinator.api.admin import Access
 from coordinator.api.limits import DRAWN_AT_ONCE, ConnectionLimit
 from coordinator.api.openapi import BYTES
 from coordinator.api.page import PAGE
 from coordinator.api.service import Service
 from coordinator.dashboard import views
-from coordinator.dashboard.curves import comparison
-from coordinator.dashboard.models import model_page, models_page
-from coordinator.dashboard.new_task import told_apart, values
-from coordinator.dashboard.questions import asked_part
-from coordinator.dashboard.rendering import HEADERS, Endpoints, Number, Renderer, RowId, Visitor, WebSessions
+from coordinator.dashboard.curves import asked_part, comparison
+from coordinator.dashboard.models import ModelForms, model_page, models_page
+from coordinator.dashboard.new_task import NewTaskForm, told_apart, values
+from coordinator.dashboard.rendering import (
+    HEADERS,
+    Actions,
+    Downloads,
+    Endpoints,
+    Number,
+    Renderer,
+    RowId,
+    Visitor,
+    WebSessions,
+)
 from coordinator.errors import Unavailable, UnknownBlob, UnknownModel, UnknownPopulation, UnknownRound, UnknownTask
 from coordinator.operations import PREFIX
-from coordinator.rules.audit import Action
+from coordinator.rules.alerts import Action
 from coordinator.rules.budget import CLAIM
 from coordinator.rules.entities import Task
 from coordinator.rules.kinds import kind_of
 from coordinator.rules.private_sums import report_bytes
 from coordinator.rules.states import TaskState
-from coordinator.store.budgets import budget_report
+from coordinator.store.models import budget_report
 from coordinator.store.records.overview import TaskQuery
 from coordinator.store.records.records import Records
 from fedcore.algorithms.facts import facts_of
@@ -375,3 +385,56 @@ class Pages(Endpoints):
         except UnknownBlob:
             report = None
         return {"page": page, "report": report, "asked": asked}
+
+
+# The dashboard's routes: which address is which page, form, stream or download.
+
+
+def dashboard_router(service: Service, access: Access) -> APIRouter:
+    """The routes of the pages, which `/openapi.json` does not describe."""
+    sessions, renderer = WebSessions(service, access), Renderer()
+    streams = Streams(service, sessions, renderer)
+    pages, actions = Pages(service, sessions, renderer, streams), Actions(service, sessions, renderer)
+    models = ModelForms(service, sessions, renderer)
+    downloads, new = Downloads(service, sessions, renderer), NewTaskForm(service, sessions, renderer)
+    router = APIRouter(include_in_schema=False)
+    stream: dict[str, Any] = {
+        "response_class": EventSourceResponse,
+        "dependencies": [Depends(sessions.require_viewer), Depends(streams.watching)],
+    }
+    for path, page in (
+        ("/", pages.overview),
+        ("/compare", pages.compare),
+        ("/docs", pages.documentation),
+        ("/new", new.form),
+        ("/models", pages.models),
+        ("/populations/{population}", pages.population),
+        ("/populations/{population}/models/{name}", pages.model),
+        ("/populations/{population}/models/{name}/{verb}", models.ask),
+        ("/login", pages.login),
+        ("/static/{name}", pages.static),
+        ("/tasks/{task}", pages.task),
+        ("/tasks/{task}/rounds", pages.rounds),
+        ("/tasks/{task}/rounds/{number}/{attempt}", pages.round),
+        ("/tasks/{task}/settings", pages.settings),
+        ("/tasks/{task}/log", pages.log),
+        ("/tasks/{task}/model", downloads.model),
+        ("/tasks/{task}/answer", downloads.answer),
+        ("/tasks/{task}/plan", downloads.plan),
+        ("/tasks/{task}/certificate", downloads.certificate),
+        ("/tasks/{task}/privacy-certificate", downloads.privacy_certificate),
+    ):
+        router.add_api_route(path, page)
+    router.add_api_route("/events", pages.overview_events, **stream)
+    router.add_api_route("/tasks/{task}/events", pages.task_events, **stream)
+    router.add_api_route("/tasks/{task}/{verb}", pages.confirm)
+    for path, act in (
+        ("/login", actions.login),
+        ("/logout", actions.logout),
+        ("/new", new.create),
+        ("/populations/{population}/models/{name}/{verb}", models.act),
+        ("/tasks/{task}/{verb}", actions.change),
+    ):
+        router.add_api_route(path, act, methods=["POST"])
+    router.add_api_route("/new/blobs/{sha256}", new.upload, methods=["PUT"])
+    return router

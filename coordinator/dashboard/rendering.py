@@ -1,4 +1,4 @@
-"""HTML of the dashboard: templates and headers, times, forms' input, and web sessions with CSRF tokens."""
+"""HTML of the dashboard: templates, headers, times, and web sessions; its forms and downloads."""
 
 from __future__ import annotations
 
@@ -11,25 +11,40 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Annotated, Any, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias
 from urllib.parse import parse_qsl, quote
 
 import jinja2
+import msgspec
+from fastapi import Depends
 from pydantic import Field
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
-from coordinator.api.admin.problems import ADMIN_ERRORS, ADMIN_PROBLEMS, slug_of
-from coordinator.api.admin.routes import Access
+from coordinator.api.admin import Access
+from coordinator.api.authentication import authenticate, end_session, token_of_session
+from coordinator.api.http import ADMIN_ERRORS, ADMIN_PROBLEMS, slug_of
+from coordinator.api.openapi import BYTES
 from coordinator.api.service import Service
-from coordinator.api.tokens import end_session, token_of_session
 from coordinator.dashboard.curves import HEIGHT, WIDTH
-from coordinator.errors import BadToken, ForgedForm, MalformedMessage, Refusal, StoreConflict, TooLarge, UnknownBlob
+from coordinator.errors import (
+    BadToken,
+    ForgedForm,
+    MalformedMessage,
+    Refusal,
+    RoleLacking,
+    StoreConflict,
+    TooLarge,
+    UnknownBlob,
+    UnknownRound,
+)
 from coordinator.rules.budget import in_words
 from coordinator.rules.buffers import mean_staleness
 from coordinator.rules.entities import Role, Token
 from fedcore.algorithms.evaluation import PERCENTILES
 from fedcore.errors import visible_lines
+from fedcore.questions.answer import as_csv
 from fedcore.validation import text_of
 from fedcore.wire.messages import PROBLEMS
 
@@ -297,3 +312,123 @@ class Endpoints:
             return act(visitor, visitor.token.signature) or redirect(page)
         except SHOWN as error:
             return self._renderer.problem(request, visitor, status_of(error), str(error), page)
+
+
+# Forms of the dashboard and downloads from it: login, what an operator does with a task, files of tasks.
+
+
+_FORM_BYTES = 4096
+Act: TypeAlias = Callable[[str, str], object]
+
+
+async def _form(request: Request) -> dict[str, str]:
+    return await read_fields(request, _FORM_BYTES)
+
+
+Fields: TypeAlias = Annotated[dict[str, str], Depends(_form)]
+"""The fields of a short form."""
+
+
+class Actions(Endpoints):
+    """What forms do. Each asks for the CSRF token of the session, and those that change tasks for an operator."""
+
+    def login(self, request: Request, fields: Fields) -> Response:
+        """Begin a session for the token in the form."""
+        visitor = self._sessions.visitor(request)
+        try:
+            self._sessions.check_form(visitor, fields)
+            token = authenticate(self._store.database, fields.get("token", ""))
+            token.demand(Role.VIEWER)
+        except ForgedForm as error:
+            return self._renderer.login(request, visitor, 403, wrong=str(error))
+        except (BadToken, RoleLacking) as error:
+            return self._renderer.login(request, visitor, 401, wrong=f"You are not logged in: {error}.")
+        response = redirect("/")
+        self._sessions.begin(token).give(request, response)
+        return response
+
+    def logout(self, request: Request, fields: Fields) -> Response:
+        """End the session, in this browser and in any other that has its cookie."""
+        visitor = self._sessions.visitor(request)
+        try:
+            self._sessions.check_form(visitor, fields)
+        except ForgedForm as error:
+            return self._renderer.problem(request, visitor, 403, str(error))
+        self._sessions.end(request)
+        response = redirect("/")
+        response.delete_cookie(COOKIE, httponly=True, samesite="strict")
+        return response
+
+    def change(self, request: Request, task: str, verb: str, fields: Fields) -> Response:
+        """Pause, resume, cancel or roll back a task."""
+
+        def act(_: Visitor, by: str) -> None:
+            self._act(verb, fields)(task, by)
+
+        return self._operate(request, fields, page_of(task), act)
+
+    def _act(self, verb: str, fields: dict[str, str]) -> Act:
+        """What a verb does to a task, for somebody. Raises UnknownRound."""
+        if verb == "rollback":
+            number = _round_number(fields.get("round", ""))
+            return lambda task, by: self._store.roll_back(task, number, by)
+        acts: dict[str, Act] = {
+            "pause": self._store.pause, "resume": self._store.resume, "cancel": self._store.cancel
+        }  # fmt: skip
+        if verb not in acts:
+            raise HTTPException(404, "Not Found")
+        return acts[verb]
+
+
+def _round_number(text: str) -> int:
+    if not text.isascii() or not text.isdigit() or len(text) > 9:
+        raise UnknownRound(f"{text!r} is not a round's number: choose one whose model is kept")
+    return int(text)
+
+
+_JSON = "application/json"
+
+
+class Downloads(Endpoints):
+    """Files of a task, for those who may view pages. Errors are those of the admin API."""
+
+    def model(self, request: Request, task: str, round: Number | None = None) -> Response:
+        """The model after a committed round, by default the last; the audit log says who read it."""
+        data = self._store.model(task, round, self._viewer(request).signature)
+        return _file(data, BYTES, f"{task}{'' if round is None else f'-round-{round}'}.safetensors")
+
+    def plan(self, request: Request, task: str) -> Response:
+        """The plan that devices execute."""
+        self._viewer(request)
+        return _file(self._store.blobs.get(self._store.task(task).plan_sha256), _JSON, f"{task}-plan.json")
+
+    def certificate(self, request: Request, task: str) -> Response:
+        """The proof, made at export, that the plan's graphs compute what they should."""
+        self._viewer(request)
+        data = self._store.blobs.get(self._store.task(task).certificate_sha256)
+        return _file(data, _JSON, f"{task}-certificate.json")
+
+    def privacy_certificate(self, request: Request, task: str, round: Number | None = None) -> Response:
+        """The privacy certificate of the model after a round, by default the last, with its ledger."""
+        data = msgspec.json.encode(self._store.certificate(task, round, self._viewer(request).signature))
+        return _file(data, _JSON, f"{task}.safetensors.privacy.json")
+
+    def answer(self, request: Request, task: str, form: Literal["csv", "json"] = "json") -> Response:
+        """The answer to the question of a task."""
+        found = self._store.answer(task, self._viewer(request).signature)
+        if form == "csv":
+            text = as_csv(found.columns, found.rows, found.errors)
+            return _file(text.encode(), "text/csv; charset=utf-8", f"{task}-answer.csv")
+        return _file(msgspec.json.encode(found), _JSON, f"{task}-answer.json")
+
+    def _viewer(self, request: Request) -> Token:
+        """Raises BadToken."""
+        token = self._sessions.visitor(request).token
+        if token is None:
+            raise BadToken("log in first")
+        return token
+
+
+def _file(data: bytes, kind: str, name: str) -> Response:
+    # A task's id is hexadecimal digits, so that the name needs no quoting.
+    return Response(data, headers=HEADERS | {"Content-Disposition": f'attachment; filename="{name}"'}, media_type=kind)

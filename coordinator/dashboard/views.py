@@ -17,8 +17,7 @@ from coordinator.dashboard.rendering import age, clock
 from coordinator.errors import UnknownBlob, UnknownPopulation, UnknownRound
 from coordinator.rules.alerts import Alert
 from coordinator.rules.entities import LiveRound, Measured, RoundRecord, SessionShape, Task, Transition
-from coordinator.rules.evaluated import Figures, figures_of, means_of
-from coordinator.rules.kinds import Kind, kind_of
+from coordinator.rules.kinds import Figures, Kind, figures_of, kind_of, means_of
 from coordinator.rules.progress import Progress
 from coordinator.rules.states import RoundState, TaskState
 from coordinator.store.records.overview import PAGE, SORTED_BY, TaskQuery, Totals

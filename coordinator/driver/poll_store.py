@@ -10,20 +10,19 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from coordinator.commands import CheckInDevice, QueuedCommand
-from coordinator.driver.memory import loaded_task
-from coordinator.driver.memory.check_in import Followed
-from coordinator.driver.memory.in_memory_state import Memory
+from coordinator.driver.memory import open_rounds
+from coordinator.driver.memory.check_in import Followed, Memory
 from coordinator.driver.memory.pace_steering import Steering
 from coordinator.driver.replica_membership import Membership
 from coordinator.errors import Unavailable
-from coordinator.metrics import Metrics
-from coordinator.rules.audit import Action
+from coordinator.logs import Metrics
+from coordinator.rules.alerts import Action
 from coordinator.rules.entities import Task
 from coordinator.rules.pacing import Notice, notice_of, tally_of, text_of
 from coordinator.rules.selection import Needs
 from coordinator.rules.states import TaskState
-from coordinator.store.records.devices import StoredNotice
 from coordinator.store.records.records import Records
+from coordinator.store.records.rounds import StoredNotice
 from fedcore.validation import UNDECODABLE
 from fedcore.wire.messages import RetryWindow
 
@@ -87,7 +86,7 @@ class ReplicaNotices:
     _following: dict[str, tuple[StoredNotice, Followed]] = field(default_factory=dict)
     _published: dict[str, Facts] = field(default_factory=dict)
     _untold: list[tuple[str, str]] = field(default_factory=list)
-    _seen: Mapping[str, loaded_task.LoadedTask] | None = None
+    _seen: Mapping[str, open_rounds.LoadedTask] | None = None
     _told: bool = False
     """Whether other replicas have left tallies for this one."""
     _next: float = -float("inf")
@@ -232,7 +231,7 @@ class Poller:
             for record in driven:
                 loaded_before = memory.tasks.get(record.id)
                 if loaded_before is None:
-                    memory.rounds.unreliable[record.id] = loaded_task.unreliable_devices(records, record)
+                    memory.rounds.unreliable[record.id] = open_rounds.unreliable_devices(records, record)
                 if record.settings.secagg is not None and (loaded_before is None or not loaded_before.active):
                     # Of a task that is paused an operator may end the round.
                     next_round = records.snapshot(record).number + 1
@@ -245,16 +244,16 @@ class Poller:
         memory.check_ins.learn(membership.populations, membership.held, memory.tasks.values(), memory.rounds, now)
         self.metrics.populations.set(len(membership.held))
 
-    def _load(self, record: Task, at: float) -> loaded_task.LoadedTask | None:
+    def _load(self, record: Task, at: float) -> open_rounds.LoadedTask | None:
         """The task as it stands. While a blob of it cannot be read it is as it was loaded last, and opens no round."""
         before = self.memory.tasks.get(record.id)
         if record.state is TaskState.PAUSED and record.id in self._unreadable:
             return before
         self._unreadable.discard(record.id)
         if before is None:  # a key does not change while its process runs
-            record = loaded_task.with_lineage_back(self.membership, record, self.lineage, at)
-        record = loaded_task.with_good_release(self.membership, record, self.lineage, at)
-        task = loaded_task.load_task(self.membership, record, self.lineage, before, at)
+            record = open_rounds.with_lineage_back(self.membership, record, self.lineage, at)
+        record = open_rounds.with_good_release(self.membership, record, self.lineage, at)
+        task = open_rounds.load_task(self.membership, record, self.lineage, before, at)
         if task is not None:
             return task
         self._unreadable.add(record.id)

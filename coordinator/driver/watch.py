@@ -31,12 +31,11 @@ import msgspec
 from cryptography import x509
 
 from coordinator.errors import WebhookFailed
-from coordinator.metrics import Metrics
+from coordinator.logs import Metrics
 from coordinator.rules import alerts
 from coordinator.rules.states import TaskState
 from coordinator.settings import Settings, place_of, read_secret
-from coordinator.store.database import Database
-from coordinator.store.database_engines import sqlite_path
+from coordinator.store.database import Database, sqlite_path
 from coordinator.store.records.records import Records
 from fedcore.release import decode_release
 

@@ -1,17 +1,163 @@
-"""Released models on the store itself: what is released, and which devices are given which version."""
+"""Parts of a store beside tasks: privacy budgets, answers to questions, and released models."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
 from msgspec import UNSET
 
-from coordinator.errors import InvalidModel, UnknownBlob, UnknownModel
-from coordinator.rules import roll_outs as roll_out_rules
-from coordinator.rules.audit import STORE, Action
+from coordinator.errors import InvalidModel, UnknownBlob, UnknownModel, UnknownPopulation, WrongKind
+from coordinator.rules import budget as budget_rules, roll_outs as roll_out_rules
+from coordinator.rules.aggregation import state_specs
+from coordinator.rules.alerts import STORE, Action
+from coordinator.rules.entities import Task
+from coordinator.rules.kinds import Kind, TaskAnswer, kind_of, minimum_devices, question_of, rounds_after, task_answer
+from coordinator.rules.private_sums import deviation_of
 from coordinator.store.blobs import OpenedStore
 from coordinator.store.records.records import Records
+from fedcore import checkpoint
+from fedcore.algorithms.evaluation import EVALUATION
+from fedcore.bundle import AlgorithmRef
+from fedcore.errors import FedcoreError, QuestionError
+from fedcore.params import ParamSchema
 from fedcore.plan import BlobRef, Plan
+from fedcore.questions.answer import Answer, answer_of
 from fedcore.release import Signed
 from fedcore.signing import ModelRelease, verified
+
+# Privacy budgets of populations against the rows of a store: what is spent, and whether there is room.
+
+
+def check_budget(records: Records, new: budget_rules.Counted) -> None:
+    """Raise BudgetExceeded if a task would exceed the budget of its population. It need not be written yet.
+
+    Whoever writes it holds the budgets in the same transaction, before.
+    """
+    population = new.task.settings.population
+    budget = records.budgets.of(population)
+    if budget is not None:
+        others = [one for one in records.budgets.counted(population) if one.task.id != new.task.id]
+        budget_rules.check_room(budget, others, new)
+
+
+def check_rounds(records: Records, task: Task, last: int, to: int) -> None:
+    """Raise BudgetExceeded if a task that goes back from the model after round `last` to an earlier one has no room.
+
+    The rollback is a round itself, and the task gets those again that it lost.
+    """
+    settings = replace(task.settings, rounds=rounds_after(task.settings.rounds, last + 1, to))
+    (own,) = [one for one in records.budgets.counted(settings.population) if one.task.id == task.id]
+    check_budget(records, own._replace(task=replace(task, settings=settings), committed=last + 1))
+
+
+def budget_report(store: OpenedStore, records: Records, population: str) -> budget_rules.BudgetReport:
+    """What the tasks of a population have spent, and its budget. Raises PrivacyError without an accountant."""
+    _check_known(records, population)
+    return _report(store, records, population)
+
+
+def _check_known(records: Records, population: str) -> None:
+    """Raise UnknownPopulation for one that has neither a task nor a budget."""
+    if population not in records.populations() and records.budgets.of(population) is None:
+        raise UnknownPopulation(f"there is no population {population!r}")
+
+
+def _report(store: OpenedStore, records: Records, population: str) -> budget_rules.BudgetReport:
+    counted = records.budgets.counted(population)
+    kinds = {one.task.id: _kind(store, one.task) for one in counted}
+    return budget_rules.report(population, records.budgets.of(population), counted, kinds)
+
+
+def change_budget(
+    store: OpenedStore, population: str, budget: budget_rules.PopulationBudget | None, by: str
+) -> budget_rules.BudgetReport:
+    """Set the budget of a population, or remove it; answers what `budget_report` says then.
+
+    Raises InvalidBudget, and UnknownPopulation when there is none to remove a budget from.
+    """
+    with store.database.writing() as records:
+        records.budgets.hold()
+        if budget is not None:
+            budget_rules.check_lowered(
+                budget_rules.check_population(population), budget, records.budgets.counted(population)
+            )
+            records.audit.append(by, Action.BUDGET_SET, population, budget.words)
+        else:
+            _check_known(records, population)
+            records.audit.append(by, Action.BUDGET_REMOVED, population)
+        records.budgets.set(population, budget)
+    with store.database.reading() as records:
+        return _report(store, records, population)
+
+
+def _kind(store: OpenedStore, task: Task) -> Kind:
+    try:
+        if store.plan(task.plan_sha256).question is not UNSET:
+            return "question"
+        evaluates = store.algorithm(task.algorithm).family == EVALUATION
+    except (UnknownBlob, FedcoreError):  # what it spent counts, also where its plan is damaged
+        evaluates = task.evaluates is not None
+    return "evaluation" if evaluates else "training"
+
+
+# The answer to a task's question, from the server state that its rounds made.
+
+
+def read_answer(store: OpenedStore, records: Records, task: Task) -> TaskAnswer:
+    """The answer as far as there is one. Raises WrongKind, UnknownBlob and QuestionError."""
+    kind = kind_of(task.algorithm.name)
+    if kind != "question":
+        does = "evaluates a model" if kind == "evaluation" else "trains a model"
+        raise WrongKind(f"task {task.id} {does} and asks no question, so it has no answer")
+    algorithm, plan, snapshot = store.algorithm(task.algorithm), store.plan(task.plan_sha256), records.snapshot(task)
+    state = checkpoint.decode(store.blobs.get(snapshot.state_sha256), state_specs(plan, algorithm))
+    entries = records.ledger.entries(task.id)
+    deviation = deviation_of(entries, task.settings, plan.report)
+    clip = float(task.algorithm.settings.get("clip_norm", 1.0))
+    settings = tuple(task.algorithm.settings.items())
+    noise = deviation / clip, len(entries)
+    found = _read(task.algorithm.name, settings, plan.schema, state["params"].tobytes(), noise)
+    if isinstance(found, QuestionError):
+        raise found
+    return task_answer(
+        found,
+        task=task.id,
+        question=question_of(task.algorithm),
+        minimum_devices=minimum_devices(algorithm),
+        round=snapshot.number,
+        over=task.state.ended,
+    )
+
+
+def check_has_model(task: Task) -> None:
+    """Raise WrongKind for a task that asks a question."""
+    if kind_of(task.algorithm.name) == "question":
+        raise WrongKind(
+            f"task {task.id} asks a question and has no model: `muster ask --task {task.id}` has its answer"
+        )
+
+
+@lru_cache(maxsize=64)
+def _read(
+    name: str, settings: tuple[tuple[str, Any], ...], schema: ParamSchema, params: bytes, noise: tuple[float, int]
+) -> Answer | QuestionError:
+    """Pages ask again and again, and errors cost hundreds of draws of the noise. noise: of how many rounds.
+
+    Kept is also why there is no answer.
+    """
+    tensors = schema.unflatten(np.frombuffer(params, np.float32))
+    multiplier, rounds = noise
+    try:
+        return answer_of(AlgorithmRef(name, dict(settings)), tensors, multiplier, max(rounds, 1))
+    except QuestionError as error:
+        return error
+
+
+# Released models on the store itself: what is released, and which devices are given which version.
+
 
 COUNTED_DAYS = 30
 """Days of counts that are shown, this one and those before."""

@@ -12,9 +12,9 @@ import numpy as np
 
 from coordinator.errors import InvalidTask, StoreConflict, demand
 from coordinator.failpoints import reach
-from coordinator.rules import evaluated
+from coordinator.rules import kinds
 from coordinator.rules.aggregation import state_specs
-from coordinator.rules.audit import Action
+from coordinator.rules.alerts import Action
 from coordinator.rules.budget import Counted
 from coordinator.rules.entities import Evaluates, RegularEvaluation, Regularly, Snapshot, Task, check_name
 from coordinator.rules.private_sums import with_least_noise
@@ -22,8 +22,7 @@ from coordinator.rules.release import check_descent, check_release, check_settin
 from coordinator.rules.states import TaskState
 from coordinator.rules.task_settings import TaskSettings
 from coordinator.store.blobs import Blobs, OpenedStore
-from coordinator.store.budgets import check_budget
-from coordinator.store.models import ModelStore
+from coordinator.store.models import ModelStore, check_budget
 from coordinator.store.starting import first_checkpoint, release_of, start_of, started, trained_round
 from fedcore import checkpoint
 from fedcore.bundle import Bundle, Manifest
@@ -39,13 +38,13 @@ def check_evaluated(store: OpenedStore, bundle: Bundle, settings: TaskSettings, 
     """
     plan, algorithm = bundle.plan, store.algorithm(bundle.manifest.algorithm)
     specs = state_specs(plan, algorithm)
-    evaluated.check_evaluates(algorithm, specs, evaluates.against)
+    kinds.check_evaluates(algorithm, specs, evaluates.against)
     state = checkpoint.decode(bundle.read(bundle.manifest.state), specs)
-    for vector, source in evaluated.sources(evaluates).items():
+    for vector, source in kinds.sources(evaluates).items():
         if source.task is None:
             continue
         task = store.task(source.task)
-        evaluated.check_same_model(task, store.plan(task.plan_sha256), plan, settings)
+        kinds.check_same_model(task, store.plan(task.plan_sha256), plan, settings)
         if not np.array_equal(store.checkpoint(task.id, source.round)["params"], state[vector]):
             raise InvalidTask(f"the bundle's state does not hold the model of {source.words}; start again")
     return Evaluates(evaluates.model, evaluates.against)
@@ -61,12 +60,10 @@ def check_evaluation(
     evaluation = regular.bundle
     plan, _ = evaluation.plan, evaluation.signer  # which raises if the signature is not good
     algorithm = store.algorithm(evaluation.manifest.algorithm)
-    evaluated.check_regular(
-        settings, store.algorithm(bundle.manifest.algorithm), algorithm, state_specs(plan, algorithm)
-    )
-    evaluated.check_same_tensors("this task", bundle.plan, plan)
+    kinds.check_regular(settings, store.algorithm(bundle.manifest.algorithm), algorithm, state_specs(plan, algorithm))
+    kinds.check_same_tensors("this task", bundle.plan, plan)
     first_checkpoint(evaluation, store.algorithm_modules)
-    its_settings = evaluated.settings_of_regular(settings, settings.rounds)
+    its_settings = kinds.settings_of_regular(settings, settings.rounds)
     check_settings(its_settings, algorithm, plan)
     check_release(plan, evaluation.certificate, its_settings)
     return regular.stored

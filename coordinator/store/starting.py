@@ -15,7 +15,7 @@ from msgspec import UNSET
 from coordinator.errors import InvalidTask
 from coordinator.rules.aggregation import check_fit, check_sizes, state_specs
 from coordinator.rules.entities import Task
-from coordinator.rules.evaluated import check_same_tensors
+from coordinator.rules.kinds import check_same_tensors
 from coordinator.rules.private_sums import with_least_noise
 from coordinator.rules.release import released_seed
 from coordinator.rules.states import RoundState

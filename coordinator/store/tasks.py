@@ -15,19 +15,22 @@ from coordinator.errors import NotPrivate, TaskEnded, UnexpectedEvent, UnknownDe
 from coordinator.keys import check_signer, entry
 from coordinator.operations import LineageKey, TaskStore
 from coordinator.rules import entities
-from coordinator.rules.alerts import Alert
-from coordinator.rules.audit import STORE, Action, AuditEntry
+from coordinator.rules.alerts import STORE, Action, Alert, AuditEntry
 from coordinator.rules.budget import BudgetReport, PopulationBudget
-from coordinator.rules.evaluated import check_clients, check_participations, check_rollback
-from coordinator.rules.kinds import TaskAnswer
+from coordinator.rules.kinds import TaskAnswer, check_clients, check_participations, check_rollback
 from coordinator.rules.progress import Progress
 from coordinator.rules.states import OnDevice, Requires, RoundState, TaskState
 from coordinator.rules.task_settings import FootprintBudget, PrivacyBudget, Secagg, TaskSettings
 from coordinator.store.blobs import Blobs, check_same_store
-from coordinator.store.budgets import budget_report, change_budget, check_rounds
 from coordinator.store.database import Database
-from coordinator.store.models import ModelStore
-from coordinator.store.questions import check_has_model, read_answer
+from coordinator.store.models import (
+    ModelStore,
+    budget_report,
+    change_budget,
+    check_has_model,
+    check_rounds,
+    read_answer,
+)
 from coordinator.store.registration import Registration
 from coordinator.store.starting import before, spent_before
 from fedcore.bundle import Bundle, Manifest

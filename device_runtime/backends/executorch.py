@@ -318,6 +318,3 @@ class _Program:
 
 def _addresses(arrays: list[NDArray[Any]]) -> Any:
     return (ctypes.c_void_p * len(arrays))(*map(address, arrays))
-
-
-# C++ between this package and ExecuTorch, and its build.

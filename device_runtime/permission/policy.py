@@ -23,7 +23,7 @@ from fedcore.release import LineageEntry, LogProof, Release, Signed, TreeHead, d
 from fedcore.signing import ModelRelease, public_key, verified
 from fedcore.validation import NotNegative, build, check, checked, setting
 from fedcore.wire.messages import Assignment
-from secagg.graph import climb, depth
+from secagg.keys import climb, depth
 
 FILE = "policy.toml"
 Amount = Annotated[int, msgspec.Meta(ge=0)]

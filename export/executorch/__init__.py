@@ -14,11 +14,10 @@ from types import ModuleType
 import torch
 
 from export.capture import Captured
-from export.errors import ExportError, UnsupportedOperator
+from export.errors import ExportError, UnsupportedOperator, quiet
 from export.executorch.forms import FORMS
 from export.executorch.simplify import simplify
 from export.layers import layer_of
-from export.quiet import quiet
 
 EXPORTER = "executorch 1.4.1"
 TABLE = FORMS

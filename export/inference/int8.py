@@ -11,10 +11,9 @@ import onnx
 from numpy.typing import NDArray
 
 from device_runtime.backends.onnxruntime import module_of
-from export.errors import UnsupportedOperator
+from export.errors import UnsupportedOperator, quiet
 from export.inference.onnx_model import all_nodes
 from export.inference.trained import OutputsByName
-from export.quiet import quiet
 from fedcore.plan import Field
 
 

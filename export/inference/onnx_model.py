@@ -9,9 +9,19 @@ import onnx
 from numpy.typing import NDArray
 from onnx import numpy_helper
 
-from export.graph_bodies import bodies_of
 from fedcore.params import Float32, Frozen, ParamSchema
 from fedcore.plan import EXAMPLE, FROZEN, PARAMS
+
+# The graphs inside nodes of ONNX graphs, such as the bodies of loops; for callers without torch too.
+
+
+def bodies_of(node: onnx.NodeProto) -> list[onnx.GraphProto]:
+    """The graph inside a node, if there is one."""
+    return [attribute.g for attribute in node.attribute if attribute.HasField("g")]
+
+
+# A predict graph and its weights as one plain ONNX model: an initializer for each tensor, inputs named as fields.
+
 
 Array = NDArray[np.generic]
 PRODUCER = "muster"

@@ -15,15 +15,13 @@ from torch import Tensor, nn
 from device_runtime import backends
 from device_runtime.errors import ConfigError, DeviceError
 from export.capture import Port, capture
-from export.errors import ParityFailed, UnknownFormat, UnknownModel, UnsupportedOperator, reason
-from export.formats import FORMATS
+from export.errors import ParityFailed, UnknownFormat, UnknownModel, UnsupportedOperator, quiet, reason
 from export.inference.trained import SIZES, OutputsByName, Trained, apart, check_alike
 from export.layers import Layers
 from export.model import Model, ModelSpec, parameter_count
 from export.models import load
 from export.normalising import as_planned
-from export.predict import FIXED_BATCH
-from export.quiet import quiet
+from export.predict import FIXED_BATCH, FORMATS
 from export.rewrites import KeyedNoise
 from fedcore.errors import SchemaError
 

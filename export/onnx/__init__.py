@@ -16,12 +16,24 @@ from torch._higher_order_ops.scan import scan_op
 
 from export.capture import Captured, Port, vector_ports
 from export.errors import UnsupportedOperator
-from export.graph_bodies import bodies_of
+from export.inference.onnx_model import bodies_of
 from export.layers import layer_of
-from export.onnx.graph import ONNX_TYPES, GraphBuilder, undivided, value_info
-from export.onnx.loops import scan, scan_steps
-from export.onnx.rules import TABLE
+from export.onnx import arithmetic, shapes
+from export.onnx.graph import ONNX_TYPES, GraphBuilder, Rule, scan, scan_steps, undivided, value_info
 from fedcore.plan import CARRY, METRICS
+
+TABLE: dict[Any, Rule] = {
+    **arithmetic.ARITHMETIC,
+    **shapes.SHAPES,
+    **shapes.INDEXING,
+    **arithmetic.REDUCTIONS,
+    **shapes.WINDOWS,
+}
+"""The rule of each operator; one that is not here is refused by name."""
+
+
+# A captured graph as plain ONNX, operator by operator, for stock ONNX Runtime.
+
 
 OPSET = 18
 IR_VERSION = 10

@@ -204,7 +204,7 @@ def _demand_grown(signed: Sequence[Signed], saved: TreeHead | None) -> None:
 
 def _root(signed: Sequence[Signed]) -> str:
     """The root over these releases in hex; zeros if there are none."""
-    from secagg.graph import EMPTY, Tree
+    from secagg.keys import EMPTY, Tree
 
     return (Tree([entry.leaf for entry in signed]).root if signed else EMPTY).hex()
 
@@ -420,7 +420,7 @@ def verify(*, head_file: HeadFile = None, store: TaskStore, json: Json = False) 
     Each entry is chained to the one before. Only --head-file shows that a log was cut off at its end, or made anew as a
     whole. Keep that file out of reach of everyone who can write to the database. The exit code is 1 for a broken log.
     """
-    from coordinator.rules.audit import Head, verify as check, whole_log
+    from coordinator.rules.alerts import Head, verify as check, whole_log
 
     saved = Head.parse(head_file.read_text()) if head_file is not None and head_file.exists() else None
     head = check(whole_log(store.audit), saved)

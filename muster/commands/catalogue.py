@@ -32,8 +32,7 @@ if TYPE_CHECKING:
     from fedcore.algorithms.facts import AlgorithmFacts, Size, TripFacts
     from muster.local.demo_tasks import DemoResult, OnProgress
     from muster.local.fleet import AppResult
-    from simulator.datasets import Dataset
-    from simulator.datasets.checking import PopulationFacts
+    from simulator.datasets import Dataset, PopulationFacts
     from simulator.population import Population
 
 
@@ -137,7 +136,7 @@ def list_datasets(json: Json = False) -> None:
     source and its files.
     """
     from simulator.datasets import DATASETS, folder_of
-    from simulator.datasets.sources import SOURCES
+    from simulator.datasets.bundled import SOURCES
 
     if json:
         return emit([_listed(name, dataset) for name, dataset in DATASETS.items()])
@@ -170,7 +169,7 @@ def show_dataset(
     without --data: its source and licence, its files, and where they belong.
     """
     from simulator import datasets
-    from simulator.datasets.checking import facts_of
+    from simulator.datasets import facts_of
 
     if data is None and datasets.describe(name).on_disk:
         return answer(_source(name), json)
@@ -198,7 +197,7 @@ def check(
     Their names, their layout, and the numbers of users and examples: a line for each finding. A note is of other bytes
     than those that the studies read, or of a folder that is no data set. Exit code 1 says that something is wrong.
     """
-    from simulator.datasets.checking import check_folder
+    from simulator.datasets import check_folder
 
     findings = check_folder(folder)
     if json:
@@ -212,7 +211,7 @@ def check(
 def _source(name: str) -> dict[str, object]:
     """Where a data set on disk comes from, and where it belongs."""
     from simulator.datasets import folder_of
-    from simulator.datasets.sources import SOURCES
+    from simulator.datasets.bundled import SOURCES
 
     folder = folder_of(name)
     source = SOURCES[folder]
@@ -229,7 +228,7 @@ def _source(name: str) -> dict[str, object]:
 
 def _listed(name: str, dataset: Dataset) -> dict[str, object]:
     from simulator.datasets import folder_of
-    from simulator.datasets.sources import SOURCES
+    from simulator.datasets.bundled import SOURCES
 
     source = SOURCES.get(folder_of(name))
     return {
@@ -261,7 +260,7 @@ def _histogram(facts: PopulationFacts) -> list[str]:
 
 def _draw(users: Population, title: str, path: Path) -> None:
     from muster.pictures import FORMATS, draw_label_mix
-    from simulator.datasets.checking import label_counts
+    from simulator.datasets import label_counts
     from simulator.errors import DatasetError
 
     if path.suffix not in FORMATS:

@@ -310,7 +310,7 @@ def token(
 
     Run this where the database can be reached. `muster task --coordinator URL` takes the token from MUSTER_TOKEN.
     """
-    from coordinator.api.tokens import issue
+    from coordinator.api.authentication import issue
     from coordinator.rules.entities import Role
     from coordinator.store.database import Database as Store
 
@@ -328,7 +328,7 @@ def token(
 @coordinator_app.command("tokens")
 def list_tokens(db: Database = None, json: Json = False) -> None:
     """List every token by its id, never its secret."""
-    from coordinator.api.tokens import tokens
+    from coordinator.api.authentication import tokens
     from coordinator.store.database import Database as Store
 
     with closing(Store(located(db).database, create=False)) as database:
@@ -347,7 +347,7 @@ def revoke(
     json: Json = False,
 ) -> None:
     """Revoke a token, from now on."""
-    from coordinator.api.tokens import revoke as end
+    from coordinator.api.authentication import revoke as end
     from coordinator.store.database import Database as Store
 
     with closing(Store(located(db).database, create=False)) as database:

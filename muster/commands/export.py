@@ -84,8 +84,8 @@ def export(
     hold_out = HoldOut.asked(hold_out_examples, on_held_out=on_held_out_examples)
     if not (force or every or list_models):
         _refuse_to_replace(out)
-    from export.formats import FORMATS
     from export.models import MODELS
+    from export.predict import FORMATS
 
     if list_models:
         return _list(json)
@@ -121,8 +121,8 @@ def _checked(algorithm: str, settings: list[str] | None, compress: str) -> tuple
 
 
 def _list(json: bool) -> None:
-    from export.formats import FORMATS
     from export.models import MODELS
+    from export.predict import FORMATS
     from fedcore.algorithms import ALGORITHMS
 
     listing = {"models": list(MODELS), "algorithms": list(ALGORITHMS), "formats": list(FORMATS)}
@@ -161,10 +161,10 @@ class _Order:
 def _exported(order: _Order, model: str, out: Path) -> tuple[Bundle, dict[str, float]]:
     """The bundle, and the CPU seconds that each format took."""
     from export.build import export_bundle
+    from export.layers import untrained
     from export.model import Model
     from export.models import load
     from export.normalising import normalised
-    from export.unsupported import untrained
 
     seconds: dict[str, float] = defaultdict(float)
     with progress() as bar:
@@ -265,7 +265,7 @@ def verify(
 
     The graphs are compared with the model's source again, on this machine's runtime.
     """
-    from export.verify import verify_bundle
+    from export.build import verify_bundle
     from fedcore.bundle import Bundle
 
     opened = Bundle(bundle)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from simulator.fleet.fleet import Fleet, FleetSummary, Session
     from simulator.fleet.profile import Kind
     from simulator.forecast.course import CommittedRound
-    from simulator.forecast.forecast import Forecast
+    from simulator.forecast.twin import Forecast
 
 
 # `muster bench` and `muster study`: commands of a checkout, whose code is in no wheel.
@@ -232,13 +232,13 @@ def sysroot(
     It comes from Debian and PyPI, and needs no root: see docs/emulators.md. The first time takes a minute and 150 MB of
     downloads; again, only missing or changed parts are made.
     """
-    from simulator.fleet.arm import ARCH
+    from simulator.fleet.fork_servers import ARCH
 
     if not find_checkout():
         raise typer.BadParameter(
             "an installed package cannot make a sysroot: clone the repository and run `make install` there"
         )
-    from tools.arm.build import build
+    from tools.arm import build
 
     if arch != ARCH:
         raise typer.BadParameter(f"only {ARCH} can be emulated, not {arch!r}", param_hint="--arch")
@@ -310,7 +310,7 @@ def forecast(
 
 def _costs(plan: Path) -> dict[str, str]:
     from fedcore.bundle import Bundle
-    from simulator.forecast.forecast import costs_of
+    from simulator.forecast.twin import costs_of
 
     return {name: str(value) for name, value in costs_of(Bundle(plan)).items()}
 
@@ -333,7 +333,7 @@ def _forecast(
     name: str, config: ForecastConfig, training: SimulationConfig | None, tasks: Mapping[str, Mapping[str, Any]]
 ) -> Forecast:
     """The forecast, behind a progress bar of virtual hours, and one of rounds where it trains."""
-    from simulator.forecast.forecast import forecast as run
+    from simulator.forecast.twin import forecast as run
 
     with progress() as bar:
         shown = bar.add_task(name, total=24 * config.days, note="virtual hours")

@@ -168,7 +168,7 @@ def _module(to: str, bundle: Bundle | None, named: str | None) -> str | None:
     """The source of the torch module, where the form is made of one."""
     if to == "onnx" or bundle is None:
         return named
-    from export.verify import source_of  # needs torch
+    from export.build import source_of  # needs torch
 
     return source_of(bundle, named)
 

@@ -251,7 +251,7 @@ def sweep(
     with loading():
         import torch
 
-        from simulator.engines.workers.processes import usable_cores
+        from simulator.engines.processes import usable_cores
         from simulator.runs.sweeping import means_over_seeds, read_sweep, run_sweep
 
     torch.set_num_threads(1)

@@ -43,7 +43,7 @@ HeadFile = Annotated[
 
 def given_again(*, db: str | None = None, blobs: str | None = None, coordinator: str | None = None) -> list[str]:
     """These options as they are typed, for the next commands; passwords are left out."""
-    from coordinator.store.database_engines import printable
+    from coordinator.store.database import printable
     from muster.remote import shown
 
     options = {

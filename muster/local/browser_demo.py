@@ -181,7 +181,7 @@ def run_browser_demo(name: str, rounds: int, devices: int, seed: int, picture: P
         raise InvalidSetting(f"{name} keeps vectors on devices, and those in TypeScript keep none: leave --browser out")
     with tempfile.TemporaryDirectory(prefix="muster-demo-", dir=memory_folder()) as place, phone() as browser:
         folder = Path(place)
-        build = [program, "--no-warnings", str(fork_servers.FOLDER / "page" / "build.ts"), str(folder / "page")]
+        build = [program, "--no-warnings", str(fork_servers.JS_FOLDER / "page" / "build.ts"), str(folder / "page")]
         subprocess.run(build, check=True)
         model = Model(load_model(MODEL), seed)
         bundle = export_bundle(model, algorithm, folder / "plan", MODEL)

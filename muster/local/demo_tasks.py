@@ -34,7 +34,7 @@ from simulator.engine import Engine, evaluate
 from simulator.fleet.fleet import FleetSummary, Session
 from simulator.fleet.fork_servers import ForkServers
 from simulator.population import Population
-from simulator.proofs.fleet_against_engine import counted_cohort
+from simulator.proofs import counted_cohort
 from simulator.runs.reading import SECONDS
 from simulator.runs.running import keep_run
 from simulator.simulation import result_of

@@ -29,7 +29,7 @@ from simulator.engine import Engine
 from simulator.fleet.fleet import Fleet, FleetConfig, FleetSummary, device_in, state_folder
 from simulator.fleet.fork_servers import ForkServers
 from simulator.population import Population
-from simulator.proofs.fleet_against_engine import counted_cohort, worst_difference
+from simulator.proofs import counted_cohort, worst_difference
 
 
 def local_fleet(

@@ -17,7 +17,7 @@ import httpx2
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
-from coordinator.api import tokens
+from coordinator.api import authentication
 from coordinator.keys import Keys, lineage_key
 from coordinator.rules.entities import Evaluates, Regularly, Role, RoundRecord, Task
 from coordinator.rules.states import RoundState
@@ -90,7 +90,7 @@ class LocalCoordinator:
 
     def samples(self, metric: str) -> list[Sample]:
         """The samples of one of the process's metrics so far (docs/operations.md)."""
-        _, token = tokens.issue(self.store.database, "local", Role.VIEWER)
+        _, token = authentication.issue(self.store.database, "local", Role.VIEWER)
         headers = {"Authorization": f"Bearer {token}"}
         answer = httpx2.get(f"{self.admin_url}/metrics", headers=headers, trust_env=False)
         families = text_string_to_metric_families(answer.raise_for_status().text)

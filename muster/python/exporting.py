@@ -10,14 +10,13 @@ import numpy as np
 import safetensors.numpy
 from numpy.typing import NDArray
 
-from export.build import Progress, export_bundle
+from export.build import Progress, export_bundle, source_of
 from export.errors import ExportError
 from export.inference.making import SUFFIXES, InferenceModel, check_form, inference_model
 from export.inference.trained import Trained
 from export.model import Model, ModelSpec
 from export.models import load
 from export.normalising import normalised
-from export.verify import source_of
 from fedcore.algorithms import create, module_of
 from fedcore.algorithms.algorithm import Algorithm
 from fedcore.batching import HoldOut
@@ -27,10 +26,10 @@ from fedcore.questions.answer import Answer
 from fedcore.validation import build, own_name
 from muster.python.arguments import check_trained, of_kind, progress_line, speaking_python, with_settings_of
 from simulator.configuration import to_config
-from simulator.forecast import forecast as twin
+from simulator.forecast import twin
 from simulator.forecast.configuration import ForecastConfig
 from simulator.forecast.course import CommittedRound
-from simulator.forecast.forecast import costs_of
+from simulator.forecast.twin import costs_of
 
 
 @speaking_python

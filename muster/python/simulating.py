@@ -27,7 +27,7 @@ from muster.python.arguments import check_trained, of_kind, progress_line, speak
 from simulator import datasets
 from simulator.configuration import SimulationConfig, to_config, without_numpy
 from simulator.engines.memory import one_thread
-from simulator.engines.workers.processes import usable_cores
+from simulator.engines.processes import usable_cores
 from simulator.errors import EngineError
 from simulator.planned import completed_by_plan
 from simulator.population import Population

@@ -1,26 +1,35 @@
-"""Data sets by name, as populations of clients. Formats: docs/datasets.md."""
+"""Data sets by name, as populations of clients, and the check of a folder of them. Formats: docs/datasets.md."""
 
 from __future__ import annotations
 
 import functools
+import hashlib
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 from export.errors import reason
 from fedcore.validation import offered
 from simulator.configuration import HELD_OUT
-from simulator.datasets.bundled import digits, mnist_10k, omniglot, shakespeare, shakespeare_marks, wisdm
-from simulator.datasets.leaf import leaf_femnist, leaf_shakespeare, svmlight
-from simulator.datasets.sources import SOURCES, verified
-from simulator.datasets.synthetic import quadratics, sparse_logistic, synthetic
+from simulator.datasets.bundled import (
+    SOURCES,
+    digits,
+    mnist_10k,
+    omniglot,
+    shakespeare,
+    shakespeare_marks,
+    verified,
+    wisdm,
+)
+from simulator.datasets.partitions import dealt, quadratics, sparse_logistic, synthetic
 from simulator.datasets.tff import cifar100, federated_emnist, stackoverflow, tff_shakespeare
-from simulator.datasets.user_files import is_own, own
+from simulator.datasets.user_files import is_own, leaf_femnist, leaf_shakespeare, own, svmlight
 from simulator.errors import DatasetError
-from simulator.partitions import dealt
 from simulator.population import Population, draw
 
 
@@ -103,8 +112,8 @@ def load(
     """The population of a data set; `data` is the folder that holds data sets on disk.
 
     name: as `describe` takes it.
-    partition: the division of examples among clients, such as `dirichlet:0.3` (simulator/partitions.py). None keeps the
-    data set's users, or means PARTITION if it has none. clients: the number of clients, by default that of the users;
+    partition: the division of examples among clients, such as `dirichlet:0.3` (partitions.py). None keeps the data
+    set's users, or means PARTITION if it has none. clients: the number of clients, by default that of the users;
     without a partition, the number of users to draw at random.
     Raises DatasetError when the name is unknown, the folder or file is missing or malformed, a number is not finite, a
     label is below 0, or the data set cannot be partitioned so.
@@ -173,3 +182,131 @@ def users(name: str, data: Path | None, count: int) -> tuple[Population, Populat
     clients = None if describe(name).clients is None else math.ceil(count / (1 - HELD_OUT))
     train, held_out = load(name, data, clients).split(HELD_OUT, seed=0)
     return train.spread(count) if len(train) < count else train.subset(range(count)), held_out
+
+
+# A check of a folder of data sets, and facts about a population.
+
+
+FEW = 20
+"""Clients that are read of a data set which is too large to be read whole for a look."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """A finding on a data set, JSON-ready. A note need not be wrong."""
+
+    dataset: str
+    status: Literal["ok", "note", "wrong"]
+    what: str
+
+
+def check_folder(folder: Path) -> list[Finding]:
+    """What is found in a folder of data sets by their names, in that of one of them, or in one of your own files.
+
+    Raises DatasetError for a folder that does not exist.
+    """
+    if not folder.is_dir():
+        raise DatasetError(f"{folder} is no folder; name the one that holds data sets, or one of them")
+    whole = folder.resolve()
+    names = [name for name in SOURCES if (whole / name).is_dir()]
+    if names:
+        others = [path.name for path in sorted(whole.iterdir()) if path.is_dir() and path.name not in DATASETS]
+        return [finding for name in names for finding in _checked(name, whole)] + [
+            Finding(name, "note", f"no data set is called so; {offered(name, SOURCES)}") for name in others
+        ]
+    if whole.name in SOURCES:
+        return list(_checked(whole.name, whole.parent))
+    try:
+        return [Finding(str(folder), "ok", _held(load(str(whole))))]
+    except DatasetError as error:
+        return [Finding(str(folder), "wrong", str(error))]
+
+
+def _checked(name: str, data: Path) -> Iterator[Finding]:
+    source, folder = SOURCES[name], data / name
+    missing = source.missing(folder)
+    if missing:
+        yield Finding(name, "wrong", f"{folder} lacks {', '.join(missing)}; `muster data show {name}` says its source")
+        return
+    for file, digest in source.sha256.items():
+        if hashlib.sha256((folder / file).read_bytes()).hexdigest() != digest:
+            yield Finding(name, "note", f"{file} has other bytes than the file that this project's studies read")
+    try:
+        users = load_examples(name, data, FEW if DATASETS[name].sized else None)
+    except (DatasetError, ModuleNotFoundError) as error:
+        yield Finding(name, "wrong", str(error))
+        return
+    known = ("users", source.users, len(users)), ("examples", source.examples, int(users.sizes.sum()))
+    differ = [f"{found:,} {what}, not {expected:,}" for what, expected, found in known if expected not in (None, found)]
+    if differ:
+        yield Finding(name, "wrong", f"it holds {' and '.join(differ)}")
+    else:
+        part = f"; at most {FEW} clients were read" if DATASETS[name].sized else ""
+        yield Finding(name, "ok", _held(users, counted=DATASETS[name].clients is None) + part)
+
+
+def _held(users: Population, *, counted: bool = True) -> str:
+    """counted: whether it has users."""
+    words = [f"{len(users):,} users"] if counted else []
+    words += [f"{users.sizes.sum():,} examples", *(f"{name} {kind}" for name, kind in users.kinds.items())]
+    return ", ".join(words if users.classes is None else [*words, f"{users.classes} classes"])
+
+
+PERCENTILES = (0, 5, 25, 50, 75, 95, 100)
+
+
+@dataclass(frozen=True, slots=True)
+class PopulationFacts:
+    """The facts, JSON-ready.
+
+    per_user: percentiles of the number of examples. fields: type and shape by name. labels: the number of examples of
+    each class, or of occurrences of each token; empty without classes. classes_per_user: the mean number of classes of
+    a user.
+    """
+
+    users: int
+    examples: int
+    per_user: dict[str, int]
+    fields: dict[str, str]
+    classes: int | None
+    labels: list[int]
+    classes_per_user: float | None
+
+
+def facts_of(users: Population) -> PopulationFacts:
+    """The facts about a population."""
+    labels, each = np.zeros(0, np.int64), None
+    if users.classes is not None and (pairs := _owned_labels(users)) is not None:
+        labels = np.bincount(pairs % users.classes, minlength=users.classes)
+        each = len(np.unique(pairs)) / len(users)
+    return PopulationFacts(
+        users=len(users),
+        examples=int(users.sizes.sum()),
+        per_user={f"p{rank}": int(np.percentile(users.sizes, rank)) for rank in PERCENTILES},
+        fields=users.kinds,
+        classes=users.classes,
+        labels=labels.tolist(),
+        classes_per_user=each,
+    )
+
+
+def label_counts(users: Population) -> NDArray[np.int64] | None:
+    """The number of each user's examples of each class: (users, classes); None if the labels are no classes.
+
+    Of several labels, those that are 0 or ignored are not counted.
+    """
+    pairs = _owned_labels(users)
+    if pairs is None or users.classes is None:
+        return None
+    return np.bincount(pairs, minlength=len(users) * users.classes).reshape(len(users), users.classes)
+
+
+def _owned_labels(users: Population) -> NDArray[np.int64] | None:
+    """For each label that counts: user · classes + class."""
+    if users.classes is None or users.labels is None:
+        return None
+    labels = np.maximum(users.labels, 0).reshape(int(users.starts[-1]), -1).astype(np.int64)
+    owners = np.repeat(np.arange(len(users)), users.sizes)[:, None]
+    pairs: NDArray[np.int64] = owners * users.classes + labels
+    # Of several labels 0 is padding, what has no label, or what is ignored.
+    return pairs[labels > 0] if users.labels.ndim > 1 else pairs.ravel()

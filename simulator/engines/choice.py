@@ -22,7 +22,7 @@ from fedcore.validation import decoder
 from simulator.engines import Wanted
 from simulator.engines.computing import Computing
 from simulator.engines.oracle import CohortOracle
-from simulator.engines.workers.forked import compute_apart
+from simulator.engines.processes import compute_apart
 from simulator.errors import EngineError
 from simulator.population import Population
 
@@ -119,5 +119,5 @@ def _on_graphs(model: Model, algorithm: Algorithm, users: Population, torch_alon
 
     check_model(model, users, replace(torch_alone, at_once=1))
     export = functools.partial(export_graphs, model, algorithm)
-    # Computed apart where processes will be forked (engines/forked.py says why).
+    # Computed apart where processes will be forked (engines/processes.py says why).
     return replace(torch_alone, graphs=compute_apart(export, EXPORTED) if torch_alone.forks else export())

@@ -13,11 +13,11 @@ from torch import Tensor
 from export.model import Model
 from fedcore.algorithms.algorithm import Algorithm
 from fedcore.validation import decoder
-from simulator.client_states import ClientStates
+from simulator.engines.memory import ClientStates
+from simulator.engines.processes import compute_apart
 from simulator.engines.recorded.program import CudaGraphs, Programs
 from simulator.engines.sums import Client, ClientTrainer, RoundSums, blocks, dealt
 from simulator.engines.vectorised import VectorisedTrainer, clients_at_once
-from simulator.engines.workers.forked import compute_apart
 from simulator.errors import EngineError
 from simulator.population import Population
 
@@ -54,7 +54,7 @@ class Computing:
     graphs: from `simulator.engines.graphs.export_graphs`; without them torch computes. processes: the number of
     training processes, with one thread each; on "cuda" each has its own GPU. at_once: the number of clients that torch
     vectorises together; chosen by model and device if not given. on_ray: whether the processes are workers of the Ray
-    cluster that this process is connected to (simulator/engines/workers/ray_cluster.py) instead of forked.
+    cluster that this process is connected to (simulator/engines/processes.py) instead of forked.
     """
 
     device: str = "cpu"

@@ -32,8 +32,7 @@ from fedcore.plan import EXAMPLE, MASK, METRICS, NEXT, NOISE, REPORT, prefixed, 
 from fedcore.release import CLIP
 from fedcore.report import weight_of
 from fedcore.schedule import Loop
-from simulator.client_states import ClientStates
-from simulator.engines.memory import Examples, single_precision
+from simulator.engines.memory import ClientStates, Examples, single_precision
 from simulator.engines.oracle import CohortMeasure, CohortOracle, NotAffine, one_step
 from simulator.engines.recorded.program import Programs, padded
 from simulator.engines.sums import Client, RoundSums

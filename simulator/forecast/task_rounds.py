@@ -15,8 +15,7 @@ from coordinator.rules.selection import UNRELIABLE_ROUNDS, Participations, draw,
 from coordinator.rules.states import AssignmentState, RoundState, broken_after_s, lost_after_s
 from secagg.session import SessionPhase
 from simulator.forecast.configuration import ForecastConfig
-from simulator.forecast.course import CommittedRound, Course, Drawing, Exchanges
-from simulator.forecast.devices import Devices, Times
+from simulator.forecast.course import CommittedRound, Course, Devices, Drawing, Exchanges, Times
 
 
 class _Work(NamedTuple):

@@ -23,7 +23,7 @@ from fedcore.validation import converter, decoder
 from simulator import datasets
 from simulator.configuration import SimulationConfig, to_config
 from simulator.engines.computing import EVERY_GPU
-from simulator.engines.workers.forked import with_kept
+from simulator.engines.processes import with_kept
 from simulator.errors import Diverged, RunError, SimulatorError
 from simulator.runs.reading import CONFIG, RESULT, differences, read_config, read_result
 from simulator.runs.running import locked, resume_run, start_run

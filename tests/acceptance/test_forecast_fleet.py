@@ -16,7 +16,7 @@ from benchmarks.load import POPULATION, Call, LoadConfig, LoadFleet, Refusal, nu
 from coordinator.rules.states import Requires, RoundState
 from fedcore.wire.messages import Abort, Rejected, encode
 from simulator.forecast.configuration import ForecastConfig
-from simulator.forecast.devices import DAY_S, WAIT_S, Devices
+from simulator.forecast.course import DAY_S, WAIT_S, Devices
 from simulator.forecast.twin import Twin
 
 FIRST_S, SEEDS = 20.0, 8

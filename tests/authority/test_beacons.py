@@ -12,7 +12,7 @@ from fedcore.errors import InvalidKey
 from fedcore.signing import SucceedingKey, key_text
 from fedcore.wire.messages import RequestBeacon
 from secagg.errors import BadSignature
-from secagg.graph import hash_of, root_of
+from secagg.keys import hash_of, root_of
 from secagg.messages import check_beacon
 from secagg.parameters import find
 from tests.secagg.cohort import AUTHORITY, DEADLINE, SERVER, invitation, public, signed

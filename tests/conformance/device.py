@@ -19,7 +19,7 @@ PATIENCE_S = 120
 PLACES = "--coordinator {coordinator} --population {population} --examples {examples} --state {state}"
 
 
-def known(name, page=fork_servers.FOLDER / "dist" / "page"):
+def known(name, page=fork_servers.JS_FOLDER / "dist" / "page"):
     """The command line of a device that this repository has, by name; any other text is one. Raises FleetError.
 
     page: a folder, into which that of a browser is built.
@@ -31,7 +31,9 @@ def known(name, page=fork_servers.FOLDER / "dist" / "page"):
         )
     if name == "node":
         return (
-            shlex.join([fork_servers.program(), "--no-warnings", str(fork_servers.FOLDER / "src" / "node" / "main.ts")])
+            shlex.join(
+                [fork_servers.program(), "--no-warnings", str(fork_servers.JS_FOLDER / "src" / "node" / "main.ts")]
+            )
             + f" run {PLACES} --policy {{policy_json}} --once --json"
         )
     if name == "browser":

@@ -10,8 +10,8 @@ import msgspec
 import pytest
 import sqlalchemy
 
-from coordinator.api.admin.problems import ADMIN_PROBLEMS
-from coordinator.api.tokens import authenticate, issue, revoke, tokens
+from coordinator.api.authentication import authenticate, issue, revoke, tokens
+from coordinator.api.http import ADMIN_PROBLEMS
 from coordinator.errors import BadToken, InvalidToken, StoreConflict, UnknownToken
 from coordinator.rules.entities import Role, Task
 from coordinator.rules.states import TaskState

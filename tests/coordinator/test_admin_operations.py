@@ -11,15 +11,14 @@ import pytest
 
 import muster
 from coordinator import errors
-from coordinator.api.tokens import issue
+from coordinator.api.authentication import issue
 from coordinator.operations import OPERATIONS, PREFIX, AdminService, NewTask, TaskStore, TrainedTasks
-from coordinator.rules.alerts import Finding
-from coordinator.rules.audit import STORE
+from coordinator.rules.alerts import STORE, Finding
 from coordinator.rules.entities import Evaluates, ModelSource, Regularly, Role
 from coordinator.rules.task_settings import TaskSettings
 from coordinator.security import of_running
 from coordinator.settings import Settings
-from coordinator.tally import DAY_S, Stated
+from coordinator.store.records.rows import DAY_S, Stated
 from fedcore.wire.messages import PROBLEM_FIELD
 from muster.remote import RemoteStore
 from tests.coordinator.bundles import make_bundle, make_evaluation_bundle, make_private_bundle

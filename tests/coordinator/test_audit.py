@@ -13,12 +13,11 @@ from cryptography.hazmat.primitives.serialization import Encoding
 from cryptography.x509.oid import NameOID
 
 from authority.attestation import Attestation
+from coordinator.api.authentication import issue, revoke
 from coordinator.api.service import Registry
-from coordinator.api.tokens import issue, revoke
 from coordinator.driver.watch import findings_here, findings_of_tasks
 from coordinator.errors import BrokenAudit
-from coordinator.rules.alerts import AlertKind, of_disk, of_expiry, of_tasks
-from coordinator.rules.audit import Action, Head, verify
+from coordinator.rules.alerts import Action, AlertKind, Head, of_disk, of_expiry, of_tasks, verify
 from coordinator.rules.entities import Role
 from coordinator.rules.progress import Progress, Reason
 from coordinator.settings import Settings

@@ -11,7 +11,7 @@ import httpx2
 import pytest
 from selenium.webdriver.common.by import By
 
-from coordinator.api.tokens import issue, revoke
+from coordinator.api.authentication import issue, revoke
 from coordinator.rules.entities import Role
 from coordinator.rules.task_settings import PrivacyBudget
 from coordinator.settings import Settings

@@ -11,7 +11,7 @@ from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.support.ui import WebDriverWait
 from sqlalchemy import insert, select
 
-from coordinator.api.tokens import issue
+from coordinator.api.authentication import issue
 from coordinator.dashboard.curves import chart, charts
 from coordinator.dashboard.new_task import groups
 from coordinator.dashboard.views import ROUNDS_ON_A_PAGE, folded, of_task, overview_page, round_page, task_page

@@ -11,7 +11,7 @@ import pytest
 from coordinator.commands import AwaitAssignment, CheckInDevice, CountReport
 from coordinator.driver.driver import Driver
 from coordinator.driver.replica_membership import Membership, ReplicaConfig
-from coordinator.driver.writing.close_rounds import RoundCloser
+from coordinator.driver.writing.write_transactions import RoundCloser
 from coordinator.errors import Unavailable
 from coordinator.rules.selection import Eligibility
 from coordinator.secure.group import Executors

@@ -8,16 +8,16 @@ import pytest
 from selenium.webdriver.common.by import By
 from sqlalchemy import update
 
-from coordinator.api.tokens import issue
+from coordinator.api.authentication import issue
 from coordinator.dashboard.models import model_form, model_page, models_page
 from coordinator.dashboard.views import task_page
 from coordinator.driver.driver import Driver
 from coordinator.rules.entities import Role
-from coordinator.rules.evaluated import figures_of, means_of
+from coordinator.rules.kinds import figures_of, means_of
 from coordinator.rules.roll_outs import ModelCount
 from coordinator.settings import Settings
+from coordinator.store.records.rows import DAY_S, ModelTally, Stated
 from coordinator.store.tables import MODEL_COUNTS, ROUNDS, TASKS
-from coordinator.tally import DAY_S, ModelTally, Stated
 from fedcore.errors import WireError
 from fedcore.signing import ModelOrigin
 from fedcore.wire.messages import CheckIn, decode, encode

@@ -10,7 +10,7 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from coordinator.errors import InvalidModel, UnknownBlob, UnknownModel, UnknownTask
-from coordinator.rules.audit import STORE
+from coordinator.rules.alerts import STORE
 from coordinator.rules.roll_outs import Gate, Model, RollOut, RollOutKind, check_promotion, earlier, version_for
 from coordinator.store.garbage_collection import Retention, collect
 from fedcore import checkpoint

@@ -10,8 +10,8 @@ import httpx2
 import msgspec
 import pytest
 
+from coordinator.api.authentication import issue
 from coordinator.api.service import OTHER, SPAN_S, CheckInCounts
-from coordinator.api.tokens import issue
 from coordinator.dashboard.new_task import field_of, from_form, groups, values
 from coordinator.logs import RecentLines
 from coordinator.rules.entities import Regularly, Role

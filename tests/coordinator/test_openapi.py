@@ -23,7 +23,7 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
-from coordinator.api.tokens import issue
+from coordinator.api.authentication import issue
 from coordinator.rules.entities import Role
 from coordinator.settings import Settings
 from fedcore.wire import messages

@@ -21,8 +21,8 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from coordinator.api import authentication
+from coordinator.api.authentication import issue
 from coordinator.api.limits import admit
-from coordinator.api.tokens import issue
 from coordinator.errors import TooManyRequests
 from coordinator.rules.entities import Role
 from coordinator.settings import Settings

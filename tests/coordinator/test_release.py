@@ -24,7 +24,7 @@ from fedcore.errors import BadSignature
 from fedcore.release import LineageEntry, TreeHead, decode_release
 from fedcore.signing import SigningKey, verified
 from muster.creating import released
-from secagg.graph import climb
+from secagg.keys import climb
 from tests.coordinator.bundles import EVIDENCE, FOOTPRINT, START, make_bundle, make_plan
 from tests.coordinator.conftest import LINEAGE, RELEASE, Desk
 from tests.coordinator.test_secure import SECURE, run, seat

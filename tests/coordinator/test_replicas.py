@@ -13,8 +13,7 @@ import httpx2
 import numpy as np
 import pytest
 
-from coordinator.api.masked_exchange import MASKED
-from coordinator.api.replica_channel import SHARES, proof_of
+from coordinator.api.masked_exchange import MASKED, SHARES, proof_of
 from coordinator.failpoints import FAILPOINTS, VARIABLE
 from coordinator.keys import Keys
 from coordinator.rules.replicas import MaskedNews, Shares, encode_news, encode_shares

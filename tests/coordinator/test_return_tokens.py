@@ -9,8 +9,8 @@ import msgspec
 import pytest
 
 from coordinator.commands import AwaitAssignment, CheckInDevice
-from coordinator.driver.memory.device_presence import Presence, Silence
 from coordinator.driver.memory.pace_steering import Returns
+from coordinator.driver.memory.sessions import Presence, Silence
 from coordinator.errors import NoLongerNeeded
 from coordinator.rules import pacing
 from coordinator.rules.pacing import Generation, Return

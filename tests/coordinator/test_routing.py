@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import uvicorn
 
-from coordinator.api.replica_channel import SHARES, ReplicaChannel
+from coordinator.api.masked_exchange import SHARES, ReplicaChannel
 from coordinator.driver.replica_membership import Directory
 from coordinator.keys import Keys
 from coordinator.rules.pacing import Notice, text_of

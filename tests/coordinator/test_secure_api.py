@@ -20,7 +20,7 @@ from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
 from coordinator.errors import BeaconUnavailable, NoLongerNeeded
 from coordinator.keys import Keys
-from coordinator.secure.unmask_workers import Unmasker
+from coordinator.secure.group import Unmasker
 from coordinator.store.tasks import Secagg
 from fedcore.masking import layout_hash, model_hash
 from fedcore.wire import messages
@@ -236,7 +236,7 @@ def test_a_refusal_of_another_process_is_the_refusal_that_it_was(unmasker):
 
 PARENT = textwrap.dedent("""
     import multiprocessing, time
-    from coordinator.secure.unmask_workers import Unmasker
+    from coordinator.secure.group import Unmasker
     from tests.coordinator.test_secure_api import make_work
 
     if __name__ == "__main__":

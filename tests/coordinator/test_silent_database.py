@@ -9,7 +9,7 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from coordinator.settings import Settings
-from coordinator.store import database_engines
+from coordinator.store import database as database_engines
 from coordinator.store.tasks import open_coordinator_store
 from fedcore.wire.signatures import Signer
 from tests.coordinator.bundles import report_body

@@ -7,7 +7,7 @@ from contextlib import suppress
 import pytest
 
 from coordinator.commands import AwaitAssignment, CheckInDevice
-from coordinator.driver.memory.loaded_task import unreliable_devices
+from coordinator.driver.memory.open_rounds import unreliable_devices
 from coordinator.errors import NoLongerNeeded, Refusal
 from coordinator.rules.selection import Eligibility
 from coordinator.rules.states import TaskState

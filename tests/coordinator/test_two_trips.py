@@ -8,7 +8,7 @@ import pytest
 
 from coordinator.commands import CountReport
 from coordinator.errors import InvalidTask, UnknownRound
-from coordinator.rules.evaluated import check_rollback
+from coordinator.rules.kinds import check_rollback
 from coordinator.rules.states import TaskState
 from fedcore import algorithms
 from fedcore.params import VectorSpec

@@ -6,7 +6,7 @@ from contextlib import suppress
 
 import pytest
 
-from coordinator.driver.memory.loaded_task import unreliable_devices
+from coordinator.driver.memory.open_rounds import unreliable_devices
 from coordinator.errors import NoLongerNeeded
 from coordinator.rules.states import TaskState
 from coordinator.rules.task_settings import Buffered

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from simulator.errors import FleetError
-from simulator.fleet.fork_servers import FOLDER, program
+from simulator.fleet.fork_servers import JS_FOLDER, program
 
-IS_NEW = FOLDER / "node-is-new.cjs"
+IS_NEW = JS_FOLDER / "node-is-new.cjs"
 
 
 @functools.cache
@@ -25,7 +25,7 @@ def node():
 
 def command(script, *words):
     """The words that run a script of the package."""
-    return [node(), "--no-warnings", str(FOLDER / script), *map(str, words)]
+    return [node(), "--no-warnings", str(JS_FOLDER / script), *map(str, words)]
 
 
 def device_words(folder, url, population, examples, **policy):

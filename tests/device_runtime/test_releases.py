@@ -27,7 +27,7 @@ from fedcore.report import ReportLayout, Segment
 from fedcore.schedule import Loop
 from fedcore.signing import SigningKey
 from fedcore.wire.messages import Assignment
-from secagg.graph import Tree
+from secagg.keys import Tree
 from tests.device_runtime.linear import FLOAT, graph
 
 RELEASE, LINEAGE, OTHER = (

@@ -33,7 +33,7 @@ from fedcore.signing import SigningKey
 from secagg import errors as secagg_errors
 from simulator import datasets
 from tests.coordinator.fork_server import wait_until
-from tests.device_runtime.node import FOLDER, IS_NEW, command, device_words, node
+from tests.device_runtime.node import IS_NEW, JS_FOLDER, command, device_words, node
 from tests.questions.hand_made import asked
 from tests.questions.labels import LABELS
 
@@ -121,7 +121,7 @@ def test_node_predicts_what_torch_does(name, tmp_path):
 
 @pytest.mark.parametrize(("module", "file"), [(device_errors, "errors.ts"), (secagg_errors, "secagg/errors.ts")])
 def test_errors_have_the_names_and_reasons_of_python(module, file):
-    source = (FOLDER / "src" / "core" / file).read_text()
+    source = (JS_FOLDER / "src" / "core" / file).read_text()
     found = re.findall(r"class (\w+) extends \w+ (\{\}|\{.*?\n\})", source, re.DOTALL)
     assert len(found) > 15
     for name, body in found:
@@ -148,7 +148,7 @@ def packed(tmp_path_factory):
     folder = tmp_path_factory.mktemp("packed")
     subprocess.run(
         [npm, "run", "--silent", "package", "--", "--pack-destination", folder],
-        cwd=FOLDER,
+        cwd=JS_FOLDER,
         check=True,
         capture_output=True,
     )
@@ -158,17 +158,17 @@ def packed(tmp_path_factory):
     package = folder / "node_modules" / "@muster-fl" / "device"
     package.parent.mkdir(parents=True)
     (folder / "package").rename(package)
-    for other in (FOLDER / "node_modules").iterdir():
+    for other in (JS_FOLDER / "node_modules").iterdir():
         (folder / "node_modules" / other.name).symlink_to(other)
     return folder
 
 
 def test_the_package_names_its_sources_and_all_packages_that_they_import():
-    package = json.loads((FOLDER / "package.json").read_text())
+    package = json.loads((JS_FOLDER / "package.json").read_text())
     entries = [*package["exports"].values(), *package["bin"].values()]
-    sources = [FOLDER / entry.replace("dist/", "src/").replace(".js", ".ts") for entry in entries]
+    sources = [JS_FOLDER / entry.replace("dist/", "src/").replace(".js", ".ts") for entry in entries]
     assert [source for source in sources if not source.is_file()] == []
-    text = "".join(source.read_text() for source in (FOLDER / "src").rglob("*.ts"))
+    text = "".join(source.read_text() for source in (JS_FOLDER / "src").rglob("*.ts"))
     imported = set(re.findall(r' from "((?:@[^/"]+/)?[^./":]+)[^":]*";', text))
     assert imported <= {*package["dependencies"], *package["peerDependencies"]}
 
@@ -186,8 +186,8 @@ def test_the_reference_is_made_and_no_exported_name_lacks_a_comment():
     npm = shutil.which("npm")
     if npm is None:
         pytest.skip("no npm")
-    subprocess.run([npm, "run", "--silent", "docs"], cwd=FOLDER, check=True)
-    assert (FOLDER / "dist" / "reference" / "classes" / "web.BrowserDevice.html").is_file()
+    subprocess.run([npm, "run", "--silent", "docs"], cwd=JS_FOLDER, check=True)
+    assert (JS_FOLDER / "dist" / "reference" / "classes" / "web.BrowserDevice.html").is_file()
 
 
 @pytest.mark.long
@@ -196,7 +196,7 @@ def test_hermes_gives_the_answers_of_python():
     if npm is None:
         pytest.skip("no npm")
     node()
-    ran = subprocess.run([npm, "run", "--silent", "hermes"], cwd=FOLDER, check=True, capture_output=True, text=True)
+    ran = subprocess.run([npm, "run", "--silent", "hermes"], cwd=JS_FOLDER, check=True, capture_output=True, text=True)
     assert len(re.findall(r"^.+: [1-9]\d* equal, \d+ ms$", ran.stdout, re.MULTILINE)) == 10
 
 

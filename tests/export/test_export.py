@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from torch import nn
 
 from device_runtime.backends import BACKENDS, FORMATS
-from export.build import build_plan, export_bundle
+from export.build import build_plan, export_bundle, verify_bundle
 from export.capture import Port, Received, capture, capture_step
 from export.convolution import convolution, convolution_backward
 from export.decompositions import TABLE, max_pool2d_backward
@@ -35,7 +35,6 @@ from export.models import load
 from export.onnx import to_onnx
 from export.parity import certify
 from export.trial import TOLERANCE, Trial
-from export.verify import verify_bundle
 from fedcore.algorithms import ALGORITHMS, create
 from fedcore.algorithms.algorithm import keeps_client_state
 from fedcore.algorithms.facts import for_model

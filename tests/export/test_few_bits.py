@@ -9,14 +9,13 @@ import pytest
 import torch
 from torch import nn
 
-from export.build import build_plan, export_bundle
+from export.build import build_plan, export_bundle, verify_bundle
 from export.errors import InvalidModel
 from export.few_bits import BLOCK, Codes, DenseInFewBits, in_few_bits, lora
 from export.huggingface.folder import Pretrained, load, spec_of, unadapted
 from export.huggingface.written import Values, write_merged
 from export.model import GradientOracle, Model, ModelSpec, cross_entropy
 from export.parity import footprint
-from export.verify import verify_bundle
 from fedcore.algorithms import create
 from fedcore.checkpoint import decode, decode_frozen, encode, encode_frozen, frozen_specs_of
 from fedcore.errors import SchemaError

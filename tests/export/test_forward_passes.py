@@ -7,14 +7,13 @@ import pytest
 import torch
 from torch import nn
 
-from export.build import build_plan, export_bundle
+from export.build import build_plan, export_bundle, verify_bundle
 from export.capture import Received, capture_begin, capture_step
 from export.errors import ParityFailed
 from export.model import MeasureOracle, Model, cross_entropy
 from export.models import load
 from export.parity import certify
 from export.trial import TOLERANCE
-from export.verify import verify_bundle
 from fedcore.algorithms import create
 from fedcore.algorithms.facts import for_model
 from fedcore.checkpoint import specs_of

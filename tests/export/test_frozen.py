@@ -10,13 +10,11 @@ import safetensors.torch
 import torch
 from torch import nn
 
-from export.build import export_bundle
-from export.checkpoint import Checkpoint
+from export.build import export_bundle, verify_bundle
 from export.errors import InvalidModel, ParityFailed
-from export.few_bits import lora
+from export.few_bits import Checkpoint, lora
 from export.model import Model
 from export.trial import Trial
-from export.verify import verify_bundle
 from fedcore.algorithms import create
 from fedcore.bundle import Bundle
 from fedcore.errors import DigestMismatch

@@ -11,14 +11,13 @@ import torch
 from msgspec import structs
 from torch.nn import functional
 
-from export.build import build_plan, export_bundle
+from export.build import build_plan, export_bundle, planned_model, verify_bundle
 from export.errors import InvalidModel, ParityFailed
-from export.formats import FORMATS
 from export.model import Model
 from export.models import load
 from export.parity import certify
+from export.predict import FORMATS
 from export.rewrites import KeyedNoise
-from export.verify import planned_model, verify_bundle
 from fedcore.algorithms import create
 from fedcore.bundle import Bundle
 from fedcore.errors import InvalidSetting, SchemaError

@@ -6,10 +6,10 @@ import torch
 from torch import nn
 
 import muster
+from export.build import planned_model, verify_bundle
 from export.errors import InvalidModel
 from export.model import Model, ModelSpec, accuracy, cross_entropy
 from export.normalising import Normaliser, normalised
-from export.verify import planned_model, verify_bundle
 from fedcore.algorithms import create
 from fedcore.plan import Field
 from fedcore.questions.answer import Answer

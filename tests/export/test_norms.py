@@ -7,8 +7,8 @@ from torch import nn
 
 from export.build import export_bundle
 from export.errors import UnsupportedModule
+from export.layers import batch_norms, freeze_statistics, to_group_norm, untrained
 from export.model import Model, ModelSpec, cross_entropy
-from export.unsupported import batch_norms, freeze_statistics, to_group_norm, untrained
 from fedcore.algorithms import create
 from fedcore.plan import Field
 

@@ -10,13 +10,12 @@ from msgspec.structs import replace
 from torch import nn
 
 from device_runtime.backends import BACKENDS, FORMATS
-from export.build import export_bundle
+from export.build import export_bundle, verify_bundle
 from export.errors import ImpureModel, InvalidModel, ParityFailed, UnsupportedOperator
 from export.model import Model
 from export.models import MODELS, load
 from export.predict import FIXED_BATCH, build_predict, predict_parity
 from export.trial_examples import draw_examples
-from export.verify import verify_bundle
 from fedcore.algorithms import create
 from fedcore.bundle import Bundle
 from fedcore.plan import EXAMPLE, FROZEN, PARAMS, PREDICT, BlobRef, Field, prefixed

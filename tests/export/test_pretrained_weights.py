@@ -7,13 +7,12 @@ import shutil
 import pytest
 import torch
 
-from export.build import export_bundle
+from export.build import export_bundle, verify_bundle
 from export.errors import InvalidModel, ParityFailed
 from export.huggingface.folder import Pretrained, load, spec_of
 from export.huggingface.written import Values, write_adapters, write_merged
 from export.model import Model
 from export.models import load as load_any
-from export.verify import verify_bundle
 from fedcore.algorithms import create
 from muster.commands.model import _write_folder
 from tests.export.test_huggingface import CLASSIFIES, CONTINUES, EMBEDS, FAMILIES, OF_TOKENS, SEVERAL, SIZES, WORDS

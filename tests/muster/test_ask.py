@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import muster
-from coordinator.api import tokens
+from coordinator.api import authentication
 from coordinator.errors import InvalidTask
 from coordinator.rules.entities import Role
 from coordinator.rules.task_settings import TaskSettings
@@ -74,7 +74,7 @@ def in_engine(users, question, **terms):
 def test_devices_answer_what_the_engine_does_near_and_far(tmp_path, coordinators, servers, monkeypatch):
     users = population(24)
     with coordinators.local(tmp_path) as local:
-        monkeypatch.setenv("MUSTER_TOKEN", tokens.issue(local.store.database, "alice", Role.OPERATOR)[1])
+        monkeypatch.setenv("MUSTER_TOKEN", authentication.issue(local.store.database, "alice", Role.OPERATOR)[1])
         with answering(local, users, servers, tmp_path / "devices"):
             found = asked(BY_LABEL, "--population", "phones", "--goal", 24, *FIELDS, *near(local))
         far = ("--coordinator", local.admin_url)
@@ -111,7 +111,7 @@ def test_a_private_answer_says_how_far_noise_may_move_it(secure, tmp_path, coord
     privacy = {"epsilon": EPSILON, "users": 24, "minimum_devices": 8}
     masks = {"secagg": {}, "release_key": key} if secure else {}
     with coordinators.local(tmp_path, secure=secure, silence_s=SILENCE_S) as local:
-        token = tokens.issue(local.store.database, "alice", Role.OPERATOR)[1]
+        token = authentication.issue(local.store.database, "alice", Role.OPERATOR)[1]
         with (
             muster.Coordinator(local.admin_url, token) as coordinator,
             answering(local, users, servers, tmp_path / "devices", key.signer if secure else None),

@@ -14,10 +14,9 @@ import numpy as np
 import pytest
 
 from simulator.configuration import SimulationConfig
-from simulator.datasets import DATASETS, folder_of
-from simulator.datasets.checking import facts_of, label_counts
-from simulator.datasets.sources import SOURCES
-from simulator.engines.workers.forked import ended_each
+from simulator.datasets import DATASETS, facts_of, folder_of, label_counts
+from simulator.datasets.bundled import SOURCES
+from simulator.engines.processes import ended_each
 from simulator.errors import RunError
 from simulator.population import Population
 from simulator.runs.reading import flat_of, read_run

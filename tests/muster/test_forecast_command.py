@@ -8,7 +8,7 @@ import pytest
 
 import muster
 from simulator.errors import ForecastError
-from simulator.forecast import forecast as forecasting
+from simulator.forecast import twin as forecasting
 from tests.coordinator.bundles import make_bundle
 from tests.muster.test_cli import in_process
 

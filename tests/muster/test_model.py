@@ -11,10 +11,10 @@ import torch
 
 import muster
 from coordinator.store.tasks import open_coordinator_store
+from export.build import verify_bundle
 from export.errors import ExportError
 from export.model import Model
 from export.models import load
-from export.verify import verify_bundle
 from fedcore.batching import HoldOut
 from fedcore.bundle import Bundle
 from fedcore.errors import PlanError, SchemaError

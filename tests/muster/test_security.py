@@ -9,7 +9,7 @@ import sqlalchemy
 from sqlalchemy import update
 from typer.testing import CliRunner
 
-from coordinator.api.tokens import issue
+from coordinator.api.authentication import issue
 from coordinator.errors import BrokenAudit, RoleLacking
 from coordinator.keys import Keys, open_lineage
 from coordinator.rules.entities import Role

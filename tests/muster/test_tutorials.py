@@ -17,7 +17,7 @@ from research.pretrained_adapters import INSTALL, PACKAGE
 from tests.muster.reader import BLOCK, Reader
 from tests.sampled import sampled
 from tests.tree import ROOT
-from tools.arm.build import build_wheel
+from tools.arm import build_wheel
 from tools.make_notebooks import NOTEBOOKS, run
 
 TUTORIALS = ROOT / "docs" / "tutorials"

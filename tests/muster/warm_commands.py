@@ -20,10 +20,10 @@ from pathlib import Path
 from muster.cli import main
 
 ROOT = Path(__file__).parents[2]
-OWN = "export.build export.verify simulator.runs.running simulator.fleet.fleet coordinator.server muster.app"
+OWN = "export.build export.build simulator.runs.running simulator.fleet.fleet coordinator.server muster.app"
 LAZY = (
     "torch._dynamo torch._inductor.output_code torch.export._trace sympy.combinatorics sympy.tensor.tensor "
-    "export.onnx.rules onnx device_runtime.backends.onnxruntime networkx "  # an export and its check
+    "export.onnx onnx device_runtime.backends.onnxruntime networkx "  # an export and its check
     "pygal scipy.stats dp_accounting"
 )
 """What a command imports only once it exports, draws or accounts: seconds, which each would pay again."""

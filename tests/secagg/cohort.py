@@ -12,8 +12,7 @@ from secagg import keys, parameters
 from secagg.client import Client, SessionInput
 from secagg.client_state import AggregationPolicy
 from secagg.errors import MessageType, OutOfOrder
-from secagg.graph import NeighbourGraph, Tree, root_of
-from secagg.keys import issue
+from secagg.keys import NeighbourGraph, Tree, issue, root_of
 from secagg.messages import ACTIVE, NO_BEACON, Deliver, Invite, Roster, RosterEntry, draw_beacon
 from secagg.packing import PackedSegment
 from secagg.server import Server

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from secagg.errors import BadSignature, Malformed, OutOfOrder
-from secagg.graph import NeighbourGraph, hash_of, root_of
+from secagg.keys import NeighbourGraph, hash_of, root_of
 from secagg.messages import BEACON_BYTES, Advertise, Roster, RosterEntry, draw_beacon
 from secagg.parameters import GraphParameters
 from tests.secagg.cohort import AUTHORITY, SERVER, VICTIM, Cohort, dies, private

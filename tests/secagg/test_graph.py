@@ -2,7 +2,7 @@ from collections import Counter
 
 import pytest
 
-from secagg.graph import NeighbourGraph, Tree, climb, depth, sha256
+from secagg.keys import NeighbourGraph, Tree, climb, depth, sha256
 from secagg.parameters import GraphParameters, find
 from tests.secagg import reference
 

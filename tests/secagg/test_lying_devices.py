@@ -21,7 +21,7 @@ from secagg.errors import (
     UnmaskCheckFailed,
     WrongSession,
 )
-from secagg.graph import sha256
+from secagg.keys import sha256
 from secagg.masking import LITTLE, stream
 from secagg.messages import HONEST, Advertise, Masked, Shares, Unmask
 from secagg.packing import PackedSegment, word_count

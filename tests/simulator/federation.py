@@ -27,7 +27,7 @@ from simulator.engines.graphs import graphs_of
 from simulator.fleet.fleet import Fleet, FleetConfig, state_folder
 from simulator.fleet.fork_servers import HERE, fork_servers
 from simulator.fleet.profile import equal_kinds
-from simulator.proofs.fleet_against_engine import Cohort, counted_cohort, replay, worst_difference
+from simulator.proofs import Cohort, counted_cohort, replay, worst_difference
 from tests.coordinator.fork_server import wait_until
 
 ROUNDS, GOAL, SEED = 3, 8, 11

@@ -22,7 +22,7 @@ from fedcore.bundle import Footprint
 from fedcore.plan import BlobRef
 from simulator import datasets
 from simulator.errors import ProfileError, SysrootError
-from simulator.fleet import arm
+from simulator.fleet import fork_servers
 from simulator.fleet.fleet import Fleet, FleetConfig
 from simulator.fleet.fork_servers import HERE
 from simulator.fleet.profile import Kind, equal_kinds
@@ -30,7 +30,7 @@ from tests.device_runtime.test_sandbox import WIDE, job
 from tests.simulator.federation import SEED
 from tests.simulator.test_fleet import fleet
 from tests.simulator.test_keystone import TOLERANCE
-from tools.arm.build import build, build_wheel, call, wheels_for_arm
+from tools.arm import build, build_wheel, call, wheels_for_arm
 
 RUNTIME = ("onnxruntime",)
 MADE_NOW = pytest.mark.timeout(600)
@@ -43,7 +43,7 @@ def machine():
         pytest.skip("ARM devices are tested on an x86-64 machine")
     try:
         build()
-        return arm.ready()
+        return fork_servers.ready()
     except SysrootError as error:
         pytest.skip(f"no ARM devices here: {error}")
 
@@ -152,7 +152,7 @@ def test_an_emulated_sandbox_trains_and_says_what_it_lacks(machine, monkeypatch)
 
 
 def test_a_sysroot_that_is_not_there_is_asked_for_by_name(tmp_path, monkeypatch):
-    monkeypatch.setenv(arm.FOLDER, str(tmp_path / "nowhere"))
+    monkeypatch.setenv(fork_servers.FOLDER, str(tmp_path / "nowhere"))
     users, _ = datasets.users("digits", None, 2)
     config = FleetConfig(
         coordinator="http://127.0.0.1:9", population="p", folder=tmp_path, kinds=equal_kinds((_other(),), RUNTIME)
@@ -179,6 +179,6 @@ def test_an_unknown_architecture_is_refused_with_those_that_there_are(tmp_path):
 
 
 def _other():
-    if platform.machine() == arm.ARCH:
+    if platform.machine() == fork_servers.ARCH:
         pytest.skip("ARM is this machine's own architecture")
-    return arm.ARCH
+    return fork_servers.ARCH

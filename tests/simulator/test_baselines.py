@@ -11,17 +11,14 @@ from export.models import load as load_model
 from fedcore.algorithms import create
 from fedcore.batching import StreamKey, permutation
 from fedcore.errors import InvalidSetting
-from simulator.baselines import LinearBaseline
-from simulator.baselines.local_only import LocalOnly
-from simulator.baselines.method import LinearProblem, LinearTraining
-from simulator.baselines.methods import METHODS, CocoaPlus, Dane, SparseFsvrg
-from simulator.configuration import SimulationConfig
+from simulator.configuration import LinearBaseline, SimulationConfig
 from simulator.engine import Engine
 from simulator.errors import Diverged, EngineError
+from simulator.linear_methods import METHODS, CocoaPlus, Dane, LinearProblem, LinearTraining, SparseFsvrg
 from simulator.population import Population
 from simulator.private_training import Cohorts
 from simulator.simulation import simulate
-from simulator.training import EngineTraining
+from simulator.training import EngineTraining, LocalOnly
 
 D, SIZES = 3, (6, 11, 4, 8)
 

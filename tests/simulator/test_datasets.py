@@ -10,11 +10,18 @@ from export.models import load as load_model
 from fedcore.algorithms import create
 from simulator import datasets
 from simulator.datasets.bundled import CHARACTERS, END, START, UNKNOWN, WINDOW, tokens, windows
-from simulator.datasets.leaf import svmlight
-from simulator.datasets.synthetic import CURVATURE_SPREAD, minimum, quadratics, sparse_logistic, synthetic
+from simulator.datasets.partitions import (
+    CURVATURE_SPREAD,
+    _drawn,
+    dealt,
+    minimum,
+    quadratics,
+    sparse_logistic,
+    synthetic,
+)
+from simulator.datasets.user_files import svmlight
 from simulator.engine import Engine
 from simulator.errors import DatasetError
-from simulator.partitions import _drawn, dealt
 from simulator.population import Population
 
 

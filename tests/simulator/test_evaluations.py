@@ -29,7 +29,7 @@ from simulator.errors import EngineError
 from simulator.fleet.fleet import Fleet, FleetConfig
 from simulator.fleet.fork_servers import fork_servers
 from simulator.fleet.profile import assign_kinds, counted_kinds
-from simulator.proofs.fleet_against_engine import counted_cohort
+from simulator.proofs import counted_cohort
 from simulator.simulation import simulate, training_of
 from tests.coordinator.fork_server import wait_until
 from tests.device_runtime.node import node

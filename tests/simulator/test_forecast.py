@@ -10,10 +10,8 @@ import pytest
 from coordinator.errors import InvalidTask
 from simulator.errors import ForecastError
 from simulator.forecast.configuration import ForecastConfig
-from simulator.forecast.course import BINS_PER_OCTAVE
-from simulator.forecast.devices import DAY_S, Devices, read_trace
-from simulator.forecast.forecast import forecast
-from simulator.forecast.twin import Twin, check_fills
+from simulator.forecast.course import BINS_PER_OCTAVE, DAY_S, Devices, read_trace
+from simulator.forecast.twin import Twin, check_fills, forecast
 
 PATIENT = {"goal": 50, "example_s": 10.0, "reporting_deadline_s": 7200.0, "step_s": 10.0}
 """Rounds that take an hour, so that a day has few of them, in coarse time."""

@@ -8,16 +8,14 @@ import pytest
 from coordinator.errors import InvalidTask
 from coordinator.rules.pacing import Demand, together
 from coordinator.rules.task_settings import Secagg
-from research.over_selection import SLOW_DIGITS, users_of
+from research.forecasts import SLOW_DIGITS, users_of
 from secagg.session import SessionPhase
 from simulator.configuration import SimulationConfig
 from simulator.errors import ForecastError
 from simulator.forecast.configuration import ForecastConfig
-from simulator.forecast.course import CommittedRound, Exchanges
-from simulator.forecast.devices import DAY_S
-from simulator.forecast.forecast import forecast
+from simulator.forecast.course import DAY_S, CommittedRound, Exchanges
 from simulator.forecast.training import accuracy_over_time
-from simulator.forecast.twin import Twin
+from simulator.forecast.twin import Twin, forecast
 
 CONFIG = ForecastConfig(devices=500, goal=10, example_s=10.0, reporting_deadline_s=7200.0, step_s=10.0)
 TASK = {"goal": 10, "example_s": 10.0, "reporting_deadline_s": 7200.0}

@@ -17,12 +17,11 @@ from export.models import load
 from fedcore.algorithms import ALGORITHMS, create
 from fedcore.batching import StreamKey
 from fedcore.plan import Field
-from simulator.client_states import ClientStates
 from simulator.configuration import SimulationConfig
 from simulator.engine import Engine, evaluate
 from simulator.engines import computing as computing_module
 from simulator.engines.computing import Computing, OnGpu
-from simulator.engines.memory import Examples
+from simulator.engines.memory import ClientStates, Examples
 from simulator.engines.recorded.program import Programs, padded
 from simulator.engines.sums import Client, RoundSums, dealt, layouts_of
 from simulator.engines.vectorised import VectorisedTrainer
@@ -230,8 +229,7 @@ def test_a_simulation_trains_as_many_at_once_as_asked(at_once, monkeypatch):
 
 def _let_stay(monkeypatch, *, stays):
     """Examples and client states stay on the compute device, or lie on the host."""
-    for module in ("simulator.engines.memory", "simulator.client_states"):
-        monkeypatch.setattr(f"{module}.may_stay", lambda nbytes, device: stays)
+    monkeypatch.setattr("simulator.engines.memory.may_stay", lambda nbytes, device: stays)
 
 
 def _trained(computing, name, settings, spec):

@@ -23,7 +23,7 @@ from simulator.fleet.fleet import Fleet, FleetConfig
 from simulator.fleet.fork_servers import HERE
 from simulator.fleet.profile import equal_kinds
 from simulator.planned import completed_by_plan
-from simulator.proofs.fleet_against_engine import counted_cohort, worst_difference
+from simulator.proofs import counted_cohort, worst_difference
 from simulator.simulation import simulate
 from tests.coordinator.fork_server import wait_until
 from tests.sampled import sampled

@@ -20,7 +20,7 @@ from muster.local.fleet import local_fleet
 from simulator import datasets
 from simulator.engine import Engine
 from simulator.fleet.profile import Kind
-from simulator.proofs.fleet_against_engine import counted_cohort, replay, worst_difference
+from simulator.proofs import counted_cohort, replay, worst_difference
 from tests.coordinator.fork_server import free_port, runs, wait_until
 from tests.simulator.federation import SEED, rounding_error
 

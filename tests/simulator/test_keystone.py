@@ -22,7 +22,7 @@ from fedcore.bundle import Bundle
 from simulator import datasets
 from simulator.engine import Engine
 from simulator.fleet.fork_servers import HERE
-from simulator.proofs.fleet_against_engine import worst_difference
+from simulator.proofs import worst_difference
 from tests.coordinator.fork_server import SeededSource
 from tests.sampled import sampled
 from tests.simulator.federation import GOAL, ROUNDS, SEED, rounding_error

@@ -39,11 +39,11 @@ try:
 except SystemExit as ended:
     assert not ended.code
 """
-LOADED = "simulator.simulation simulator.engines.workers.forked muster.commands.simulate"
+LOADED = "simulator.simulation simulator.engines.processes muster.commands.simulate"
 """What these programs load: none of it tells the allocator anything."""
 FORK_AND_WORK = """
-from simulator.engines.workers import processes
-from simulator.engines.workers.forked import compute_apart
+from simulator.engines.processes import processes
+from simulator.engines.processes import compute_apart
 from simulator.engines.sums import SumsLayout
 from simulator.errors import EngineError
 

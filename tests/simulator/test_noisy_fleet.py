@@ -23,7 +23,7 @@ from simulator.engine import Engine
 from simulator.fleet.fleet import Fleet, FleetConfig
 from simulator.fleet.fork_servers import HERE, fork_servers
 from simulator.fleet.profile import Kind
-from simulator.proofs.fleet_against_engine import counted_cohort, replay
+from simulator.proofs import counted_cohort, replay
 from tests.acceptance.reconcile import reconcile
 from tests.coordinator.fork_server import wait_until
 from tests.coordinator.replicas import replicas_on, until

@@ -19,10 +19,10 @@ from fedcore.signing import SigningKey
 from muster.creating import Evaluated, starting_from
 from muster.releasing_models import Source, evaluation_of, keep, next_release
 from simulator import datasets
-from simulator.client_states import ClientStates
 from simulator.configuration import SimulationConfig
 from simulator.engine import Engine, evaluate
 from simulator.engines.computing import Computing
+from simulator.engines.memory import ClientStates
 from simulator.errors import Diverged, EngineError
 from simulator.fleet.fleet import Fleet, FleetConfig
 from simulator.population import Population

@@ -17,7 +17,7 @@ from simulator.engine import Engine
 from simulator.errors import DatasetError, EngineError
 from simulator.fleet.fleet import Fleet, FleetConfig
 from simulator.population import Population
-from simulator.proofs.fleet_against_engine import counted_cohort, worst_difference
+from simulator.proofs import counted_cohort, worst_difference
 from tests.acceptance.reconcile import reconcile
 from tests.device_runtime.proxy import Weather, road_to
 

@@ -18,8 +18,7 @@ from fedcore.validation import decoder
 from simulator.engine import Engine
 from simulator.engines.computing import Computing
 from simulator.engines.graphs import export_graphs
-from simulator.engines.workers.forked import compute_apart
-from simulator.engines.workers.processes import usable_cores
+from simulator.engines.processes import compute_apart, usable_cores
 from simulator.errors import EngineError, ProcessDied
 from tests.sampled import sampled
 from tests.simulator.test_engine import uneven
@@ -109,7 +108,7 @@ def test_what_an_algorithm_does_wrong_in_a_process_is_said():
 
 @pytest.mark.parametrize(("quota", "cores"), [("max 100000\n", 10**9), ("50000 100000\n", 1), ("100001 100000\n", 2)])
 def test_usable_cores_are_no_more_than_a_containers_quota(tmp_path, monkeypatch, quota, cores):
-    monkeypatch.setattr("simulator.engines.workers.processes.CPU_QUOTA", tmp_path / "cpu.max")
+    monkeypatch.setattr("simulator.engines.processes.CPU_QUOTA", tmp_path / "cpu.max")
     assert usable_cores() == len(os.sched_getaffinity(0))
     (tmp_path / "cpu.max").write_text(quota)
     assert usable_cores() == min(cores, len(os.sched_getaffinity(0)))

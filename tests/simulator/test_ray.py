@@ -19,7 +19,7 @@ from simulator.configuration import SimulationConfig
 from simulator.engine import Engine
 from simulator.engines.computing import Computing
 from simulator.engines.graphs import export_graphs
-from simulator.engines.workers.ray_cluster import connect
+from simulator.engines.processes import connect
 from simulator.errors import EngineError, ProcessDied
 from simulator.simulation import simulate, training_of
 from tests.simulator.test_engine import uneven

@@ -10,10 +10,10 @@ from torch import nn
 from torch.nn import functional
 
 import muster
+from export.build import verify_bundle
 from export.model import Model, ModelSpec, accuracy, cross_entropy
 from export.models import load as built_in
 from export.trial_examples import draw_examples
-from export.verify import verify_bundle
 from fedcore.algorithms import create
 from fedcore.bundle import Bundle
 from fedcore.errors import PlanError, UntrustedAlgorithm

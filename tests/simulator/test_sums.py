@@ -36,9 +36,8 @@ from fedcore.schedule import Range
 from secagg.masking import noise_share
 from secagg.parameters import least_honest
 from simulator import SimulationConfig, simulate
-from simulator.compressed import CompressedReports
 from simulator.configuration import PrivateTraining
-from simulator.engine import Engine
+from simulator.engine import CompressedReports, Engine
 from simulator.engines.oracle import CohortOracle, NotAffine, one_step
 from simulator.engines.sums import RoundSums, SumsLayout, layouts_of
 from simulator.errors import EngineError

@@ -20,7 +20,7 @@ from simulator.engine import Engine
 from simulator.engines.computing import Computing
 from simulator.fleet.fleet import Fleet, FleetConfig
 from simulator.private_training import Cohorts
-from simulator.proofs.fleet_against_engine import counted_cohort, worst_difference
+from simulator.proofs import counted_cohort, worst_difference
 from simulator.simulation import simulate, training_of
 from tests.coordinator.fork_server import wait_until
 from tests.simulator.federation import SEED, rounding_error

@@ -19,7 +19,7 @@ from starlette.types import ASGIApp
 
 from coordinator import errors
 from coordinator.api.authentication import demand_body, signed
-from coordinator.api.devices.assignment_access import AssignmentAccess, Owned
+from coordinator.api.devices.blobs import AssignmentAccess, Owned
 from coordinator.api.http import ONWARD, answer, in_thread_if_large, read_into
 from coordinator.api.limits import MemoryBudget
 from coordinator.api.service import Service

@@ -1,30 +1,306 @@
-"""The table of the device protocol's routes, all authenticated, and their router. Spec: docs/spec/wire.md §1.
+"""The device API: its endpoints, and the table of its routes, all authenticated. Spec: docs/spec/wire.md.
 
 `DeviceRouter` matches requests by it, and the OpenAPI document is made from it.
 """
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import re
+import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from concurrent.futures import Future
+from contextlib import AsyncExitStack, suppress
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
+from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from coordinator.api.authentication import Authenticator
-from coordinator.api.devices.endpoints import NUMBER, DeviceApi
-from coordinator.api.devices.reports import ReportApi
-from coordinator.api.http import answer_error
+from coordinator import commands
+from coordinator.api.authentication import Authenticator, LruCache, demand_body, signed
+from coordinator.api.devices.blobs import REMEMBERED, AssignmentAccess, Deltas, HeldAnswer, serve_blob
+from coordinator.api.devices.reports import HEADER_BYTES, ReportApi, Senders
+from coordinator.api.http import (
+    ONWARD,
+    answer,
+    answer_error,
+    preferred_wait,
+    read_as,
+    read_body,
+    read_hashed,
+    read_message,
+    while_connected,
+)
+from coordinator.api.masked_exchange import MaskedExchange
 from coordinator.api.openapi import ANYWHERE, BYTES, EXAMPLES, Answer, ApiDocument
-from coordinator.errors import Refusal
+from coordinator.api.service import Service
+from coordinator.errors import MalformedMessage, NoModel, Refusal, UnknownBlob
+from coordinator.rules.replicas import round_in
+from coordinator.rules.selection import Eligibility
 from fedcore.errors import RequestError
+from fedcore.plan import BlobRef
+from fedcore.report import ReportLayout
 from fedcore.wire import messages
 from fedcore.wire.messages import PROBLEMS
+from ingress.connection import hang_up
+from secagg.errors import MessageType
+
+# The endpoints of the device API, masked reports for other replicas among them. Spec: docs/spec/wire.md.
+
+
+_ROUNDS = 1 << 8
+
+
+def most_bytes(layout: ReportLayout) -> int:
+    """The longest masked report: at most half a word per value, and a word for each segment and the checks."""
+    return 4 * layout.size + 8 * len(layout.segments) + HEADER_BYTES
+
+
+class MaskedReports:
+    """The endpoint for masked reports that this replica adds for a driver elsewhere."""
+
+    def __init__(self, service: Service, senders: Senders, exchange: MaskedExchange) -> None:
+        self._store = service.store
+        self._keys = service.keys
+        self._shared = service.driver.shared
+        self._room = service.limits.reports
+        self._senders = senders
+        self._exchange = exchange
+        self._most: LruCache[int, int] = LruCache(_ROUNDS)
+        self._finding = asyncio.Lock()
+
+    async def put(self, assignment: str, request: Request) -> ASGIApp:
+        """Take a masked report here; the next message comes from the driver. Pass on what cannot be checked here."""
+        device = signed(request).keyid
+        round_id = None if self._shared.leaving else round_in(self._keys.of_assignments, assignment, device)
+        if round_id is None:
+            onward: ASGIApp = request.scope[ONWARD](None)
+            return onward
+        most = await self._most_bytes(round_id, assignment)
+        with self._shared.expecting(assignment, round_id):
+            async with self._senders.one_at_a_time(device, request, assignment):
+                with self._room.reserve(most):
+                    message, digest = await read_hashed(request, most)
+                    demand_body(request, digest)
+                    await self._exchange.take(assignment, bytes(message), digest.hex())
+        return Response(status_code=204)
+
+    async def _most_bytes(self, round_id: int, assignment: str) -> int:
+        found = self._most.get(round_id)
+        if found is None:
+            async with self._finding:  # the first reports of a round come together
+                found = self._most.get(round_id)
+                if found is None:
+                    found = self._most.put(round_id, await run_in_threadpool(self._find, assignment))
+        return found
+
+    def _find(self, assignment: str) -> int:
+        with self._store.database.reading() as records:
+            record = records.assignment(assignment)
+        return most_bytes(self._store.plan(record.plan_sha256).of_round(record.number).report)
+
+
+T = TypeVar("T")
+NUMBER = re.compile(r"[0-9]{1,2}")
+"""The number of a message of secure aggregation, in a path."""
+
+
+class DeviceApi:
+    """The endpoints, as methods on signed HTTP requests."""
+
+    def __init__(
+        self, service: Service, assignments: AssignmentAccess, senders: Senders, masked: MaskedReports
+    ) -> None:
+        self._assignments = assignments
+        self._masked = masked
+        self._senders = senders
+        self._driver = service.driver
+        self._store = service.store
+        self._registry = service.registry
+        # One at a time: many enrolments at once must not take all threads, nor delay the driver at the database.
+        self._enrolling = asyncio.Lock()
+        self._settings = service.settings
+        self._metrics = service.metrics
+        self._limits = service.limits
+        self._check_ins = service.check_ins
+        self._public: LruCache[str, BlobRef] = LruCache(REMEMBERED)
+        self._versions: LruCache[tuple[str, str], tuple[BlobRef, BlobRef]] = LruCache(REMEMBERED)
+        self._deltas, self._readers = Deltas(service.store.blobs, service.limits.deltas), Senders()
+
+    async def enrol(self, request: Request) -> Response:
+        """Enrol the signer as a device, with an id and a credential for secure aggregation. May be repeated."""
+        with self._limits.newcomers.hold(partial(hang_up, request.scope)):
+            message = await read_message(request, messages.Enrol, self._settings.message_limit_bytes)
+        who = signed(request)
+        async with self._enrolling:
+            return answer(await run_in_threadpool(self._registry.enrol, message, who.keyid, who.created))
+
+    async def check_in(self, population: str, request: Request) -> ASGIApp:
+        """Check a device in: it gets a session, or a reason and a time to come back."""
+        body, who = await read_body(request, self._settings.message_limit_bytes), signed(request)
+        message, device = read_as(body, messages.CheckIn), who.keyid
+        command = commands.CheckInDevice(
+            population, device, Eligibility.of(device, message), message.token or "", who.created
+        )
+        outcome: messages.CheckInAnswer | None = self._driver.turn_away(command)
+        if outcome is None and ONWARD in request.scope:
+            passed_on: ASGIApp = request.scope[ONWARD](bytes(body))
+            return passed_on
+        if outcome is None:
+            outcome = await self._ask(command)
+        self._metrics.checked_in(outcome)
+        now = time.time()
+        self._check_ins.add(population, command.device, message.capabilities, now)
+        self._driver.stated(population, message, now)
+        return answer(outcome)
+
+    async def assign(self, session: str, request: Request) -> Response:
+        """Wait for a round, as long as `Prefer: wait=N` allows: of the tasks in the body, or of any offered task."""
+        wait_s, headers = preferred_wait(request, self._settings.max_wait_s)
+        body = await read_body(request, self._settings.message_limit_bytes)
+        tasks = frozenset(read_as(body, messages.Willing).tasks) if body else None
+        future = self._driver.submit(commands.AwaitAssignment(session, signed(request).keyid, wait_s, tasks))
+        try:
+            outcome: messages.AssignmentAnswer = await while_connected(request, future)
+        except ClientDisconnect:
+            await self._ask(commands.CancelWait(session, future))
+            raise
+        if isinstance(outcome, messages.Assignment):
+            self._assignments.remember(outcome, signed(request).keyid)
+        return answer(outcome, headers)
+
+    async def blob(self, sha256: str, request: Request) -> Response:
+        """Immutable bytes by digest: a plan, a graph, a checkpoint."""
+        ref = await self._public_blob(sha256)
+        self._driver.fetched(signed(request).keyid, sha256)
+        return await run_in_threadpool(serve_blob, request, ref, self._store.blobs)
+
+    async def delta(self, sha256: str, base: str, request: Request) -> Response:
+        """What leads from a checkpoint that the device holds to another one of the same task."""
+        device, pair = signed(request).keyid, (base, sha256)
+        versions = self._versions.get(pair)
+        if versions is None:
+            versions = self._versions.put(pair, await run_in_threadpool(self._find_versions, *pair))
+        async with AsyncExitStack() as holding:
+            await holding.enter_async_context(self._readers.one_at_a_time(device, request))
+            delta = await holding.enter_async_context(self._deltas.between(*versions, request))
+            self._driver.fetched(device, sha256)
+            held = holding.pop_all()
+        return HeldAnswer(delta, held)
+
+    async def model(self, population: str, name: str, request: Request) -> Response:
+        """The version of a model that the device is to use, by the shares of its roll-outs."""
+        device = signed(request).keyid
+        release = await run_in_threadpool(self._store.model_for, device, population, name)
+        if release is None:
+            raise NoModel(f"population {population!r} has no version of a model {name!r} for this device")
+        return answer(messages.ReleasedModel(release))
+
+    async def _public_blob(self, sha256: str) -> BlobRef:
+        ref = self._public.get(sha256)
+        return ref or self._public.put(sha256, await run_in_threadpool(self._find_public, sha256))
+
+    async def hold(self, assignment: str, request: Request) -> Response:
+        """Hear, within the time that `Prefer: wait=N` allows, that the round does not need the device; else 204."""
+        async with self._assignments.present(assignment, request):
+            wait_s, headers = preferred_wait(request, self._settings.max_wait_s)
+            await self._assignments.receipt(assignment)  # of one that is not open: why
+            future = self._driver.presence.hold(assignment)
+            try:
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(0 if self._driver.draining else wait_s):
+                        await while_connected(request, future)
+            finally:
+                self._driver.presence.release(assignment, future)
+        return Response(status_code=204, headers=headers)
+
+    async def outcome(self, assignment: str, request: Request) -> Response:
+        """Whether the round of an assignment was committed with its report in it, as far as that is decided."""
+        await self._assignments.part(assignment, request)
+        return answer(await run_in_threadpool(self._settled, assignment))
+
+    async def say(self, assignment: str, number: str, request: Request) -> ASGIApp:
+        """Take a message of the round's secure aggregation, once, and answer as `hear` does for the next number."""
+        spoken = _number(number)
+        if ONWARD in request.scope:
+            return await self._masked.put(assignment, request)
+        async with self._assignments.present(assignment, request) as part:
+            limit = self._settings.message_limit_bytes
+            if spoken == MessageType.MASKED:
+                limit = most_bytes(part.layout)
+                await self._assignments.receipt(assignment)  # before room is reserved: is it still needed?
+            wait_s, headers = preferred_wait(request, self._settings.max_wait_s)
+            coming: Future[bytes | None] = Future()
+            # Only the driver's thread ends it from here on, so nobody can cancel it under its hands.
+            coming.set_running_or_notify_cancel()
+            command = commands.PutMessage(assignment, signed(request).keyid, spoken, b"", "", wait_s, coming)
+            await self._put(command, request, limit)
+            return await self._message(coming, headers, request)
+
+    async def _put(self, command: commands.PutMessage, request: Request, limit: int) -> None:
+        """Read the message of a command, and have it taken. Nothing holds its bytes while the next one is awaited."""
+        async with self._senders.one_at_a_time(command.device, request, command.assignment):
+            with self._limits.reports.reserve(limit):
+                message, digest = await read_hashed(request, limit)
+                demand_body(request, digest)
+                await self._ask(replace(command, message=bytes(message), sha256=digest.hex()))
+
+    async def hear(self, assignment: str, number: str, request: Request) -> Response:
+        """Wait, as long as `Prefer: wait=N` says, for a message of the secure aggregation; 204 when none is there."""
+        heard = _number(number)
+        async with self._assignments.present(assignment, request):
+            wait_s, headers = preferred_wait(request, self._settings.max_wait_s)
+            return await self._message(
+                self._driver.submit(commands.AwaitMessage(assignment, heard, wait_s)), headers, request
+            )
+
+    async def _message(self, answer: Future[bytes | None], headers: dict[str, str], request: Request) -> Response:
+        message = await while_connected(request, answer)
+        if message is None:
+            return Response(status_code=204, headers=headers)
+        return Response(message, media_type="application/octet-stream", headers=headers)
+
+    async def abort(self, assignment: str, request: Request) -> Response:
+        """Abort an assignment. May be repeated."""
+        await self._assignments.part(assignment, request)
+        message = await read_message(request, messages.Abort, self._settings.message_limit_bytes)
+        await self._ask(commands.AbortAssignment(assignment, message))
+        return Response(status_code=204)
+
+    async def _ask(self, command: commands.Command[T]) -> T:
+        return await asyncio.wrap_future(self._driver.submit(command))
+
+    def _find_public(self, sha256: str) -> BlobRef:
+        with self._store.database.reading() as records:
+            return records.blob(sha256, public=True)
+
+    def _settled(self, assignment: str) -> messages.Settled:
+        with self._store.database.reading() as records:
+            return records.cohorts.settled(assignment)
+
+    def _find_versions(self, base: str, target: str) -> tuple[BlobRef, BlobRef]:
+        with self._store.database.reading() as records:
+            refs = records.blob(base, public=True), records.blob(target, public=True)
+            if not records.attempts.of_one_task({base, target}):
+                raise UnknownBlob(f"no task has a checkpoint {base[:12]}… and one {target[:12]}…")
+        return refs
+
+
+def _number(text: str) -> int:
+    """Of a message of secure aggregation. Raises MalformedMessage."""
+    if not NUMBER.fullmatch(text):
+        raise MalformedMessage("messages of secure aggregation have numbers of one digit or two")
+    return int(text)
+
+
+# The table of the device protocol's routes, all authenticated, and their router. Spec: docs/spec/wire.md §1.
+
 
 # A router for the device protocol's routes, on the device port and nowhere else.
 #

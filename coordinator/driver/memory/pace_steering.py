@@ -10,8 +10,7 @@ from typing import NamedTuple, Protocol
 
 from msgspec.structs import replace
 
-from coordinator.driver.memory.loaded_task import LoadedTask
-from coordinator.driver.memory.open_rounds import OpenRounds
+from coordinator.driver.memory.open_rounds import LoadedTask, OpenRounds
 from coordinator.rules.buffers import places
 from coordinator.rules.pacing import (
     GATHER_S,

@@ -6,8 +6,7 @@ import random
 from collections.abc import Container, Iterable, Mapping, Set as AbstractSet
 from dataclasses import dataclass, field
 
-from coordinator.driver.memory.loaded_task import LoadedTask
-from coordinator.driver.memory.open_rounds import OpenRound, OpenRounds
+from coordinator.driver.memory.open_rounds import LoadedTask, OpenRound, OpenRounds
 from coordinator.driver.memory.sessions import Session, Sessions
 from coordinator.rules.entities import Task
 from coordinator.rules.selection import UNRELIABLE_ROUNDS, Participation, Participations, draw, drawable

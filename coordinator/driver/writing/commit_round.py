@@ -14,8 +14,7 @@ from msgspec.structs import replace
 from numpy.typing import NDArray
 from prometheus_client import Histogram
 
-from coordinator.driver.memory.loaded_task import pause_unreadable
-from coordinator.driver.memory.open_rounds import OpenRound, OpenRounds
+from coordinator.driver.memory.open_rounds import OpenRound, OpenRounds, pause_unreadable
 from coordinator.driver.memory.round_sums import BUDGET_SPENT, PrivateSum, RoundSum, make_private, write_row
 from coordinator.driver.replica_membership import Membership
 from coordinator.driver.writing.make_assignments import HandOver, begin_again, end_or_keep, open_next
@@ -25,8 +24,7 @@ from coordinator.keys import entry
 from coordinator.rules.aggregation import KeptReports, ReportSum, Vectors, aggregate, held_sum, state_specs
 from coordinator.rules.buffers import discount
 from coordinator.rules.entities import AssignedDevice, SealedBlob, Snapshot, Task
-from coordinator.rules.evaluated import regular_task
-from coordinator.rules.kinds import QUIET
+from coordinator.rules.kinds import QUIET, regular_task
 from coordinator.rules.private_sums import clip_of
 from coordinator.rules.progress import DIVERGED, FIRST_ROUNDS, MOST_ROUNDS, START, LossCounts, divergence
 from coordinator.rules.rounds import Abandon, Aggregated, EndAssignments, Round, back_off_s

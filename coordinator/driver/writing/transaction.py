@@ -13,13 +13,12 @@ from msgspec.structs import replace
 
 from coordinator import errors
 from coordinator.commands import AbortAssignment, CountReport, DurableCommand, TakeShare
-from coordinator.driver.memory.loaded_task import LoadedTask
-from coordinator.driver.memory.open_rounds import OpenRound, OpenRounds
+from coordinator.driver.memory.open_rounds import LoadedTask, OpenRound, OpenRounds
 from coordinator.driver.memory.round_sums import SharedSums
 from coordinator.driver.memory.selector import Selector
 from coordinator.driver.memory.sessions import Session
 from coordinator.driver.writing import commit_round, make_assignments
-from coordinator.driver.writing.effects import (
+from coordinator.driver.writing.make_assignments import (
     DEFERRED,
     AssignmentEnded,
     CountedReports,

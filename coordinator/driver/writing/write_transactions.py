@@ -1,27 +1,35 @@
-"""Writer: the transactions of a driver, the doubt after one that failed, and their adoption into memory."""
+"""Writer: the transactions of a driver, their adoption into memory, and the closing of rounds with their reports."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Mapping, Sequence, Set as AbstractSet
 from concurrent.futures import Future
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any, TypeAlias
 
+from msgspec.structs import replace
+
 from coordinator.commands import DurableCommand, settle
-from coordinator.driver.memory.in_memory_state import Memory
-from coordinator.driver.memory.loaded_task import unreliable_devices
+from coordinator.driver.memory.check_in import Memory
+from coordinator.driver.memory.open_rounds import OpenRound, unreliable_devices
 from coordinator.driver.memory.selector import Selector
 from coordinator.driver.replica_membership import Membership
-from coordinator.driver.writing import effects
+from coordinator.driver.writing import make_assignments
+from coordinator.driver.writing.commit_round import abandon_round, commit_round
 from coordinator.driver.writing.transaction import Transaction
 from coordinator.errors import DatabaseLocked, LeaseLost, StoreConflict, Unavailable
 from coordinator.failpoints import reach
-from coordinator.metrics import Metrics
-from coordinator.rules.states import AssignmentState
+from coordinator.logs import Metrics
+from coordinator.rules.buffers import refusal
+from coordinator.rules.entities import AssignedDevice
+from coordinator.rules.rounds import Abandon
+from coordinator.rules.states import AssignmentState, RoundState
 from coordinator.store.database import STORE_FAILURES
-from coordinator.tally import Counts, ModelCounts
+from coordinator.store.records.rows import Counts, ModelCounts
+from fedcore.signing import SigningKey
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,34 +47,34 @@ class EffectApplier:
         for effect in transaction.effects:
             self._begin(effect, now)
         for effect in transaction.effects:
-            if isinstance(effect, effects.DevicesTurnedAway):
+            if isinstance(effect, make_assignments.DevicesTurnedAway):
                 left = [session for session in effect.sessions if session.assignment is None]
                 self.memory.check_ins.send_away(left, "not-selected", now)
 
-    def _end(self, effect: effects.Effect, now: float) -> None:
+    def _end(self, effect: make_assignments.Effect, now: float) -> None:
         memory = self.memory
         match effect:
-            case effects.RoundMoved(before, after):
+            case make_assignments.RoundMoved(before, after):
                 self.metrics.round_moved(before.value, after, now - before.entered_at, now - before.opened_at)
                 if before.reporting and after.closed:
                     late = after.timed_out and not before.buffered
                     memory.sessions.end_assignments(before.task.id, "expired" if late else "not needed")
-            case effects.ReportsCounted(round_, vectors):
+            case make_assignments.ReportsCounted(round_, vectors):
                 into = memory.sum_of(round_)
                 into.reports.add(*vectors)
                 into.count += len(vectors)
-            case effects.SharedReportsCounted(shared, counted, vectors):
+            case make_assignments.SharedReportsCounted(shared, counted, vectors):
                 memory.shared.add(shared, counted, vectors)
-            case effects.SumHandedOver(round_, replica, count, total):
+            case make_assignments.SumHandedOver(round_, replica, count, total):
                 into = memory.sum_of(round_)
                 if replica not in into.handed:
                     into.handed.add(replica)
                     into.reports.add(total)
                     into.count += count
-            case effects.AssignmentEnded():
+            case make_assignments.AssignmentEnded():
                 self._end_assignment(effect)
 
-    def _end_assignment(self, ended: effects.AssignmentEnded) -> None:
+    def _end_assignment(self, ended: make_assignments.AssignmentEnded) -> None:
         memory, how = self.memory, str(ended.state)
         if ended.state is AssignmentState.ABORTED:
             how = f"aborted: {ended.reason}"
@@ -76,9 +84,9 @@ class EffectApplier:
         if ended.state in (AssignmentState.ABORTED, AssignmentState.LOST):
             memory.participation.leave(ended.task, ended.device)
 
-    def _begin(self, effect: effects.Effect, now: float) -> None:
+    def _begin(self, effect: make_assignments.Effect, now: float) -> None:
         """Devices that were drawn have their assignments, and are expected to be present from now on."""
-        if not isinstance(effect, effects.DevicesDrawn):
+        if not isinstance(effect, make_assignments.DevicesDrawn):
             return
         memory, round_ = self.memory, effect.round
         replacements = round_.value.replaced > 0
@@ -200,7 +208,7 @@ class Writer:
         before, self._deferred = self._deferred, {}
         for waiting, outcome in zip(durable, outcomes, strict=True):
             future = waiting[1]
-            if outcome is not effects.DEFERRED:
+            if outcome is not make_assignments.DEFERRED:
                 settle(future, outcome)
             elif now < (since := before.get(future, now)) + _DEFERRED_S:
                 self._postponed.append(waiting)
@@ -277,3 +285,108 @@ class Writer:
         memory.replace_rounds(memory.rounds.only(go_on), now)
         if abandoned:
             _LOG.warning("abandoned %d rounds that a failed transaction left in doubt", abandoned)
+
+
+# Closing of rounds that have their reports.
+
+
+@dataclass(frozen=True, slots=True)
+class RoundCloser:
+    """Commits rounds in AGGREGATING, each in a transaction of its own. Only the driver's thread uses it."""
+
+    membership: Membership
+    memory: Memory
+    writer: Writer
+    metrics: Metrics
+    lineage: SigningKey
+
+    def close_rounds(self, now: float) -> bool:
+        """Close every round that has its reports. Whether any was closed, so that its task must be read again."""
+        closed = False
+        for task_id, opened in list(self.memory.rounds.running.items()):
+            if task_id not in self.memory.rounds.running:
+                continue
+            # As it stands now: no round follows when it was paused, or its population is about to be given back.
+            running = replace(opened, task=self.memory.tasks.get(task_id, opened.task.paused()))
+            try:
+                if not self._may_end(opened, now):
+                    continue
+                collected = self.memory.sum_of(running)
+                if self._has_all(running):
+                    observed = self.metrics.round_steps
+                    outcome = commit_round(self.membership, self.lineage, running, collected, now, observed)
+                elif self._lost_a_share(running, now) or now >= running.entered_at + self.membership.lease_s:
+                    outcome = abandon_round(self.membership, running, Abandon("replica-lost"), now)
+                else:
+                    continue
+            except Exception as error:
+                # The sum is still here: the round stays in AGGREGATING and is closed when the disk allows it.
+                self.writer.fail(error, now)
+                continue
+            value = outcome.value
+            self.metrics.round_moved(running.value, value, now - running.entered_at, now - running.opened_at)
+            after = self.memory.rounds.copy()
+            del after.running[task_id]
+            if outcome.successor is not None:
+                after.running[task_id] = outcome.successor
+            after.not_before[task_id] = now + outcome.pause_s
+            if value.state is RoundState.COMMITTED:
+                after.commit(task_id)
+            else:
+                after.leave_out(task_id, outcome.left_out)
+            self._end_stale(running, outcome.too_stale)
+            if outcome.at_work is not None:
+                self._end_all_but(running, outcome.at_work)
+            going_on = set(self.memory.sessions.at_work(task_id).values()) if outcome.successor else frozenset()
+            committed = value.state is RoundState.COMMITTED
+            self.memory.participation.end(task_id, now, committed=committed, going_on=going_on)
+            self.memory.replace_rounds(after, now)
+            closed = True
+        return closed
+
+    def _may_end(self, round_: OpenRound, now: float) -> bool:
+        """Whether a round has its reports, or lost some of them."""
+        return round_.value.state is RoundState.AGGREGATING or (round_.reporting and self._lost_a_share(round_, now))
+
+    def _has_all(self, round_: OpenRound) -> bool:
+        """Whether all reports of a round that have a receipt are in its sum: other replicas may still hand theirs over.
+
+        No other receipt can come, since the assignments have ended.
+        """
+        if round_.value.state is not RoundState.AGGREGATING or not round_.shared:
+            return not round_.reporting
+        return self._receipts(round_) == self.memory.sum_of(round_).count == round_.value.reported
+
+    def _lost_a_share(self, round_: OpenRound, now: float) -> bool:
+        """Whether a replica that took reports of a round, and has their sum, was not heard of for the lease time.
+
+        It may have died before it told of any: then there are receipts of devices that seem to be lost.
+        """
+        heard_of, oldest = self.memory.heard_of, now - self.membership.lease_s
+        silent = {replica for replica in round_.told if heard_of.get(replica, now) <= oldest}
+        if silent and not silent <= self.memory.sum_of(round_).handed:
+            return True
+        if round_.uncertain_since > oldest:
+            return False
+        if self._receipts(round_) > round_.value.reported:
+            return True
+        self.memory.rounds.put(replace(round_, uncertain_since=math.inf))
+        return False
+
+    def _receipts(self, round_: OpenRound) -> int:
+        with self.membership.store.database.reading() as records:
+            return records.attempts.receipts(round_.id)
+
+    def _end_all_but(self, round_: OpenRound, at_work: AbstractSet[str]) -> None:
+        """Take for done whoever is not at work any more: another replica has the report, and did not tell of it."""
+        for assignment, device in self.memory.sessions.at_work(round_.task.id).items():
+            if assignment not in at_work:
+                self.memory.sessions.end_assignment(round_.task.population, device, assignment, "reported")
+                self.memory.presence.forget([assignment])
+
+    def _end_stale(self, round_: OpenRound, too_stale: Sequence[AssignedDevice]) -> None:
+        """Tell the devices whose reports are refused from now on."""
+        for assigned in too_stale:
+            population, device = round_.task.population, assigned.device
+            self.memory.sessions.end_assignment(population, device, assigned.id, "too stale")
+        self.memory.presence.forget([assigned.id for assigned in too_stale], refusal(AssignmentState.TOO_STALE))

@@ -13,8 +13,7 @@ from coordinator.rules.entities import SealedBlob
 from coordinator.rules.roll_outs import ModelCount, ModelVersion, RollOut
 from coordinator.rules.states import AssignmentState, RoundState
 from coordinator.store import tables
-from coordinator.store.records.rows import Part, adding, reader
-from coordinator.tally import DAY_S, ModelCounts
+from coordinator.store.records.rows import DAY_S, ModelCounts, Part, adding, reader
 from fedcore.plan import BlobRef
 from fedcore.release import Signed
 from fedcore.signing import ModelRelease

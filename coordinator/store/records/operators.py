@@ -9,8 +9,7 @@ from typing import Any
 
 from sqlalchemy import Row, Select, case, delete, exists, func, insert, select, update
 
-from coordinator.rules.alerts import Alert, AlertEvent, Finding, Watcher, unwatched
-from coordinator.rules.audit import Action, AuditEntry
+from coordinator.rules.alerts import Action, Alert, AlertEvent, AuditEntry, Finding, Watcher, unwatched
 from coordinator.rules.budget import Counted, PopulationBudget
 from coordinator.rules.entities import LiveRound, Task, Token
 from coordinator.rules.progress import LastAttempt, Observation, TaskStatus

@@ -13,13 +13,13 @@ from sqlalchemy import Row, Table, Update, bindparam, func, insert, select, upda
 from coordinator.errors import StoreConflict, UnknownAssignment, UnknownBlob, UnknownRound, UnknownTask
 from coordinator.rules.buffers import drawn_in
 from coordinator.rules.entities import AssignedDevice, AssignmentRecord, RoundRecord, Snapshot, Task, Transition
-from coordinator.rules.evaluated import rounds_after
+from coordinator.rules.kinds import rounds_after
 from coordinator.rules.progress import Progress, explain
 from coordinator.rules.rounds import Round
 from coordinator.rules.states import AssignmentState, LeftOut, RoundState, TaskState, move
 from coordinator.store.records import models as model_rows, operators, rounds as round_rows
-from coordinator.store.records.devices import DeviceRecords, LeaseRecords, NoticeRecords, SessionCountRecords
 from coordinator.store.records.overview import OverviewRecords
+from coordinator.store.records.rounds import DeviceRecords, LeaseRecords, NoticeRecords, SessionCountRecords
 from coordinator.store.records.rows import (
     COUNTS,
     ROUND_ROWS,

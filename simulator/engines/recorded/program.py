@@ -16,10 +16,23 @@ import torch
 from torch import Tensor
 
 from simulator.engines.recorded.layout import lay_out_parts, may_lie_in, writer_of
-from simulator.engines.recorded.recording import Call, NotRecordable, Place, Recording, mapped, places, record
-from simulator.engines.recorded.rewrites import accumulate, multiply_by_onednn, sum_for_biases
-from simulator.engines.recorded.trial import Before, agree
-from simulator.engines.recorded.winograd import differentiate_by_winograd
+from simulator.engines.recorded.recording import (
+    Before,
+    Call,
+    NotRecordable,
+    Place,
+    Recording,
+    agree,
+    mapped,
+    places,
+    record,
+)
+from simulator.engines.recorded.rewrites import (
+    accumulate,
+    differentiate_by_winograd,
+    multiply_by_onednn,
+    sum_for_biases,
+)
 
 # CUDA graphs: runs of programs that a GPU keeps, and replays as one piece of work.
 #

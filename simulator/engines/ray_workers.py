@@ -30,12 +30,10 @@ from export.model import Model
 from fedcore.algorithms.algorithm import Algorithm
 from fedcore.params import Float32
 from fedcore.plan import in_turn
-from simulator.client_states import ClientStates
 from simulator.engines.computing import Computing
-from simulator.engines.memory import keep_freed_memory
+from simulator.engines.memory import ClientStates, keep_freed_memory
+from simulator.engines.processes import Blocks, Failure, in_order
 from simulator.engines.sums import Client, RoundSums, layouts_of
-from simulator.engines.workers.forked import Failure, in_order
-from simulator.engines.workers.processes import Blocks
 from simulator.errors import EngineError, ProcessDied
 from simulator.population import Population
 

@@ -1,8 +1,4 @@
-"""Replay of a fleet's cohorts in the engine, which must reach the fleet's model within round-off: the keystone.
-
-In plain rounds this is the rounding of float32, in secure rounds that of fixed-point numbers. A model with dropout
-cannot be replayed from secure rounds, where only the device knows its noise.
-"""
+"""Checks that fleet, coordinator and engine agree."""
 
 from __future__ import annotations
 
@@ -18,6 +14,12 @@ from fedcore.params import Float32
 from simulator.engine import Engine
 from simulator.errors import EngineError
 from simulator.population import Population
+
+# Replay of a fleet's cohorts in the engine, which must reach the fleet's model within round-off: the keystone.
+#
+# In plain rounds this is the rounding of float32, in secure rounds that of fixed-point numbers. A model with dropout
+# cannot be replayed from secure rounds, where only the device knows its noise.
+
 
 Cohort = Mapping[int, str]
 """Clients by slot, of the reports that a round counted."""

@@ -1,4 +1,4 @@
-"""The admin API: tasks over HTTP, for operators, with health checks and metrics."""
+"""Routes of operators: the admin API, its access and its problems."""
 
 from __future__ import annotations
 
@@ -16,11 +16,10 @@ from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from coordinator.api.admin.problems import ADMIN_PROBLEMS
-from coordinator.api.http import read_as, read_hashed
+from coordinator.api.authentication import authenticate
+from coordinator.api.http import ADMIN_PROBLEMS, read_as, read_hashed
 from coordinator.api.openapi import BYTES, HEALTH, Answer, ApiDocument
 from coordinator.api.service import Service
-from coordinator.api.tokens import authenticate
 from coordinator.driver.watch import send_trial
 from coordinator.errors import BadToken, InvalidTask, MalformedMessage, Unavailable, UnknownBlob
 from coordinator.operations import OPERATIONS, PREFIX, NewTask, Operation
@@ -32,6 +31,9 @@ from coordinator.security import of_running
 from fedcore.errors import WrongBody
 from fedcore.release import Signed
 from fedcore.validation import UNDECODABLE, build, decoder
+
+# The admin API: tasks over HTTP, for operators, with health checks and metrics.
+
 
 _BEARER = HTTPBearer(auto_error=False, description="A token that `muster coordinator token` printed.")
 _HERE = re.compile(r"(?:127\.0\.0\.1|\[::1\]|localhost)(?::[0-9]+)?")

@@ -1,4 +1,4 @@
-"""Builds the sysroot that `simulator.fleet.arm` describes, from Debian's and PyPI's packages and Muster's wheel."""
+"""Builds the sysroot of emulated ARM devices from packages of Debian and PyPI, and our wheel (docs/emulators.md)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,9 @@ from device_runtime.backends import executorch
 from device_runtime.errors import ConfigError
 from fedcore.private_files import write_whole
 from simulator.errors import SysrootError
-from simulator.fleet import arm
+from simulator.fleet import fork_servers
+
+# Builds the sysroot of `simulator.fleet.fork_servers` from Debian's and PyPI's packages and Muster's wheel.
 
 
 def call(command: Sequence[str], environment: Mapping[str, str] | None = None) -> str:
@@ -111,7 +113,7 @@ def _mirror() -> str:
     return next(iter(uris.split()), MIRROR).rstrip("/")
 
 
-TREE = Path(__file__).parents[2]
+TREE = Path(__file__).parents[1]
 BESIDE = ("pyproject.toml", "README.md", "LICENSE")
 
 
@@ -163,17 +165,17 @@ def build(out: Path | None = None, tell: Tell = lambda doing: None) -> Built:
     Each part appears whole, and a second process waits for the first. Raises SysrootError, naming the program that
     failed and its message.
     """
-    folder = (out or arm.default_folder()).absolute()
+    folder = (out or fork_servers.default_folder()).absolute()
     with _locked(folder):
-        if not arm.is_current(folder):
+        if not fork_servers.is_current(folder):
             _make_base(folder, tell)
-        (folder / arm.IDENTITY).parent.mkdir(parents=True, exist_ok=True)
-        write_whole(folder / arm.IDENTITY, arm.identity().encode())
-        program = arm.find_qemu(folder)
+        (folder / fork_servers.IDENTITY).parent.mkdir(parents=True, exist_ok=True)
+        write_whole(folder / fork_servers.IDENTITY, fork_servers.identity().encode())
+        program = fork_servers.find_qemu(folder)
         if program is None:
             tell("qemu (60 MB)")
             program = _fetch_qemu(folder)
-        sysroot = arm.Sysroot(folder, program)
+        sysroot = fork_servers.Sysroot(folder, program)
         lacks = _make_executorch(sysroot, tell)
         tell("try the sysroot")
         call(sysroot.python("-c", LOADS), sysroot.environment())
@@ -198,35 +200,38 @@ def _make_base(folder: Path, tell: Tell) -> None:
         base = Path(place) / "made"
         base.mkdir()
         tell("Debian packages for 64-bit ARM (20 MB)")
-        unpack(arm.PACKAGES, "arm64", arm.SUITE, base / "root")
+        unpack(fork_servers.PACKAGES, "arm64", fork_servers.SUITE, base / "root")
         tell("Python packages for 64-bit ARM (40 MB)")
         options = ["--quiet", "--disable-pip-version-check", "--no-compile", "--target", str(base / "site")]
-        call([sys.executable, "-m", "pip", "install", *options, *wheels_for_arm(), *arm.device_requirements()])
-        (base / "recipe").write_text(arm.recipe())
+        call([sys.executable, "-m", "pip", "install", *options, *wheels_for_arm(), *fork_servers.device_requirements()])
+        (base / "recipe").write_text(fork_servers.recipe())
         base.replace(folder)
 
 
 def wheels_for_arm() -> list[str]:
     """pip's options for wheels of the emulated machine."""
-    platforms = [word for name in arm.PLATFORMS for word in ("--platform", f"{name}_{arm.ARCH}")]
-    return [*platforms, "--implementation", "cp", "--python-version", arm.PYTHON, "--only-binary=:all:"]
+    platforms = [word for name in fork_servers.PLATFORMS for word in ("--platform", f"{name}_{fork_servers.ARCH}")]
+    return [*platforms, "--implementation", "cp", "--python-version", fork_servers.PYTHON, "--only-binary=:all:"]
 
 
 def _fetch_qemu(folder: Path) -> Path:
     """Put Debian's qemu into the sysroot `folder`. Raises SysrootError if it cannot."""
     if platform.machine() != "x86_64":
-        raise SysrootError(f"this machine needs {arm.QEMU} {'.'.join(map(str, arm.OLDEST_QEMU))} or newer on its PATH")
-    with tempfile.TemporaryDirectory(prefix=f".{arm.QEMU}-", dir=folder) as place:
+        raise SysrootError(
+            f"this machine needs {fork_servers.QEMU} {'.'.join(map(str, fork_servers.OLDEST_QEMU))} or newer on its "
+            "PATH"
+        )
+    with tempfile.TemporaryDirectory(prefix=f".{fork_servers.QEMU}-", dir=folder) as place:
         unpack(["qemu-user"], "amd64", QEMU_SUITE, Path(place))
-        return (Path(place) / "usr" / "bin" / arm.QEMU).replace(folder / arm.QEMU)
+        return (Path(place) / "usr" / "bin" / fork_servers.QEMU).replace(folder / fork_servers.QEMU)
 
 
-def _make_executorch(sysroot: arm.Sysroot, tell: Tell) -> str:
+def _make_executorch(sysroot: fork_servers.Sysroot, tell: Tell) -> str:
     """Build the ExecuTorch library. Returns why it cannot, or an empty text."""
     if "executorch" not in sysroot.backends:
         tell("ExecuTorch for 64-bit ARM")
         try:
-            executorch.build(arm.ARCH, sysroot.folder / "executorch")
+            executorch.build(fork_servers.ARCH, sysroot.folder / "executorch")
         except ConfigError as error:
             return f"devices run only ONNX Runtime: {error}"
     return ""

@@ -1,1 +1,0 @@
-"""Routes of operators: the admin API, its access and its problems."""

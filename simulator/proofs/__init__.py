@@ -1,1 +1,0 @@
-"""Checks that fleet, coordinator and engine agree."""
