@@ -29,7 +29,7 @@ from export.decompositions import TABLE
 from export.errors import ExportError, InvalidModel, ParityFailed, UnknownModel
 from export.model import Model, ModelSpec, parameter_count
 from export.models import MODELS, load
-from export.normalising import DEVIATION_OF, MEAN_OF, as_planned
+from export.normalising import as_planned
 from export.parity import KINKED_TOLERANCE, certify
 from export.predict import Format, build_predict, formats
 from export.purity import EXAMPLES, check_pure
@@ -343,7 +343,7 @@ def _check_frozen(model: Model, plan: Plan, manifest: Manifest) -> None:
 
     Those that the source draws, under a seed that nobody notes, may be any, as those of normalisers.
     """
-    given = {name.format(field) for name in (MEAN_OF, DEVIATION_OF) for field in plan.normalised}
+    given = {name.format(field) for name in (plans.MEAN_OF, plans.DEVIATION_OF) for field in plan.normalised}
     planned, own = model.frozen_vectors, Model(model.spec, 1).frozen_vectors
     differ = [name for name in own.keys() - given if not np.allclose(own[name], planned[name], 1e-5, 1e-6)]
     again = Model(model.spec, 2).frozen_vectors if differ else {}
