@@ -145,7 +145,7 @@ class Model:
     """
 
     def __init__(self, spec: ModelSpec, seed: int = 0) -> None:
-        self.spec = spec
+        self.spec, self.seed = spec, seed
         _check_names(spec)
         for item in spec.fields:
             if not item.dtype.startswith("float") and item.high is None:

@@ -158,7 +158,7 @@ def cost_of_bits(model: Model) -> Quantisation | UnsetType:
     examples = {name: torch.from_numpy(values) for name, values in drawn.items()}
     mask, params_D = torch.ones(EXAMPLES), torch.from_numpy(model.initial)
     losses = []
-    for one in (model, Model(dataclasses.replace(spec, make=spec.exact))):
+    for one in (model, Model(dataclasses.replace(spec, make=spec.exact), model.seed)):
         same = one.evaluating()
         with torch.no_grad():
             losses.append(float(same.loss(same.tensors(params_D), examples, mask)[0]))

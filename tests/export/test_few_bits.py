@@ -16,6 +16,7 @@ from export.huggingface.folder import Pretrained, load, spec_of, unadapted
 from export.huggingface.written import Values, write_merged
 from export.model import GradientOracle, Model, ModelSpec, cross_entropy
 from export.parity import footprint
+from export.trial_examples import cost_of_bits
 from fedcore.algorithms import create
 from fedcore.checkpoint import decode, decode_frozen, encode, encode_frozen, frozen_specs_of
 from fedcore.errors import SchemaError
@@ -121,6 +122,11 @@ def test_a_tied_weight_travels_once_in_few_bits_and_trains_as_in_torch(bits, mos
     cost = bundle.certificate.quantisation
     assert cost.bits == bits
     assert 0 < abs(cost.loss - cost.exact_loss) < 0.1
+
+
+def test_the_cost_of_bits_is_that_of_the_weights_which_the_seed_draws():
+    cost = cost_of_bits(Model(tied(8), 5))
+    assert abs(cost.loss - cost.exact_loss) < 0.01
 
 
 def test_a_bundle_in_few_bits_is_verified(tmp_path):
