@@ -19,7 +19,7 @@ from fedcore.algorithms.question import Ask
 from fedcore.bundle import AlgorithmRef
 from fedcore.errors import QuestionError, table_of, visible
 from fedcore.params import Float32
-from fedcore.questions.functions import FUNCTIONS
+from fedcore.questions.functions import FUNCTIONS, UNHELD, Function
 from fedcore.questions.question import (
     ANSWERED,
     DEVICES,
@@ -185,7 +185,7 @@ def _sums_of(question: Question, params_D: Float32) -> tuple[int, _Sums]:
     return round(float(total[0])), _Sums(blocks, frozenset(block.name for block in question.blocks if block.whole))
 
 
-def _values(value: Value, question: Question, sums: _Sums) -> list[Any]:
+def _values(value: Value, question: Question, sums: _Sums, functions: Mapping[str, Function] = FUNCTIONS) -> list[Any]:
     """What an expression is in each shown group, or once where it is the same in all."""
     match value:
         case Number(constant):
@@ -197,7 +197,8 @@ def _values(value: Value, question: Question, sums: _Sums) -> list[Any]:
         case Group(key):
             return [question.keys[key].values[_place(question, group, key)] for group in sums.shown]
         case Call(name, arguments):
-            values, function = [_values(argument, question, sums) for argument in arguments], FUNCTIONS[name]
+            values = [_values(argument, question, sums, functions) for argument in arguments]
+            function = functions[name]
             count = max(map(len, values), default=1)
             return [function(*row) for row in zip(*(_in_each(one, count) for one in values), strict=True)] or [
                 function()
@@ -245,7 +246,7 @@ def _table(question: Question, sums: _Sums, deviation: float) -> list[tuple[tupl
     count = len(sums.shown)
     columns = [_in_each(_values(column.value, question, sums), count) for column in question.columns]
     rows = list(zip(*(map(_plain, column) for column in columns), strict=True))
-    errors = _errors(question, sums, columns, deviation) if deviation else [()] * count
+    errors = _errors(question, sums, deviation) if deviation else [()] * count
     kept = list(range(count))
     for order in reversed(question.order):
         kept.sort(key=lambda index: _sorted_by(rows[index][order.column]), reverse=order.descending)
@@ -264,20 +265,23 @@ def _plain(value: Any) -> Any:
     return float(value) if isinstance(value, int) and not -LARGEST <= value < LARGEST else value
 
 
-def _errors(
-    question: Question, sums: _Sums, columns: Sequence[Sequence[Any]], deviation: float
-) -> list[tuple[float | None, ...]]:
-    """How far noise moves each number of the shown rows with 95 %."""
+def _errors(question: Question, sums: _Sums, deviation: float) -> list[tuple[float | None, ...]]:
+    """How far noise moves each number of the shown rows with 95 %.
+
+    Where a number is held to what it may be, noise has moved it further than one sees.
+    """
     by_block = {block.name: deviation * (block.norm if question.private else 1.0) for block in question.blocks}
     values, source = [column.value for column in question.columns], np.random.default_rng(0)
     computed = [place for place, value in enumerate(values) if isinstance(value, Call)]
+    functions = {**FUNCTIONS, **UNHELD}
+    bare = {place: _in_each(_values(values[place], question, sums, functions), len(sums.shown)) for place in computed}
     apart: dict[int, list[list[float]]] = {place: [[] for _ in sums.shown] for place in computed}
     for _ in range(max(FEWEST_DRAWS, min(DRAWS, MOST_DRAWN // _steps(question))) if computed else 0):
         noisy = {name: one + by_block[name] * source.standard_normal(one.shape) for name, one in sums.blocks.items()}
         draw = sums._replace(blocks=noisy)
         for place in computed:
-            others = _in_each(_values(values[place], question, draw), len(sums.shown))
-            for found, other, squares in zip(columns[place], others, apart[place], strict=True):
+            others = _in_each(_values(values[place], question, draw, functions), len(sums.shown))
+            for found, other, squares in zip(bare[place], others, apart[place], strict=True):
                 if isinstance(found, int | float) and isinstance(other, int | float):
                     squares.append((other - found) * (other - found))
 

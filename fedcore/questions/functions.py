@@ -97,19 +97,29 @@ def _mean(total: float | None, count: float) -> float | None:
 
 def _variance(total: float, squares: float, count: float, less: int) -> float | None:
     """The variance from Σx, Σx² and n, divided by n − `less`; NULL where that is 0 or less. Exact sums do not cancel.
-    Noise may not make it negative.
+    Noise may make it negative.
     """
-    if count - less <= 0:
-        return None
-    return max((squares * count - total * total) / (count * (count - less)), 0.0)
+    return None if count - less <= 0 else (squares * count - total * total) / (count * (count - less))
 
 
 def _correlation(count: float, x: float, y: float, xx: float, yy: float, xy: float) -> float | None:
-    """Pearson's correlation from n, Σx, Σy, Σx², Σy² and Σxy; NULL where one of both does not vary."""
+    """Pearson's correlation from n, Σx, Σy, Σx², Σy² and Σxy; NULL where one of both does not vary. Noise may make it
+    more than 1.
+    """
     if count <= 0:
         return None
     spread = (xx - x * x / count) * (yy - y * y / count)
-    return None if spread <= 0 else max(min((xy - x * y / count) / math.sqrt(spread), 1.0), -1.0)
+    return None if spread <= 0 else (xy - x * y / count) / math.sqrt(spread)
+
+
+def _held(function: Function, low: float, high: float) -> Function:
+    """The function with its number held to bounds."""
+
+    def held(*values: Any) -> float | None:
+        found = function(*values)
+        return None if found is None else max(min(found, high), low)
+
+    return held
 
 
 def _joined(shifts: Sequence[int], parts: Sequence[int]) -> int:
@@ -129,7 +139,7 @@ def _correlation_if_told(*sums: float) -> float | None:
     """The correlation, from the same sums, and behind them the share of a spread that is told."""
     (count, x, y, xx, yy, xy), (share, *_) = sums[:6], (*sums[6:], TOLD)
     told = _told(x, xx, count, share) and _told(y, yy, count, share)
-    return _correlation(count, x, y, xx, yy, xy) if told else None
+    return FUNCTIONS["correlation"](count, x, y, xx, yy, xy) if told else None
 
 
 def _least(counts: Sequence[float], wanted: float, values: Sequence[Scalar]) -> Scalar:
@@ -184,6 +194,13 @@ def _quantile_of_values(counts: Sequence[float], share: float, values: Sequence[
     return None if below[-1] <= 0 else _least(below[1:], _wanted(share, below[-1]), values)
 
 
+UNHELD: Mapping[str, Function] = {
+    "correlation": _correlation,
+    "root": _strict(lambda value: math.copysign(math.sqrt(abs(value)), value)),
+    "variance": lambda total, squares, count: _variance(total, squares, count, 1),
+    "variance_of_all": lambda total, squares, count: _variance(total, squares, count, 0),
+}
+"""Functions whose numbers `FUNCTIONS` holds to what they may be, as noise moves them."""
 FUNCTIONS: Mapping[str, Function] = {
     "+": _arithmetic(lambda left, right: left + right),
     "-": _arithmetic(lambda left, right: left - right),
@@ -213,13 +230,13 @@ FUNCTIONS: Mapping[str, Function] = {
     "if_each": lambda value, wanted, *counts: value if min(counts) >= wanted else None,
     "null_if_none": lambda value, count: value if count > 0 else None,
     "mean": _mean,
-    "variance": lambda total, squares, count: _variance(total, squares, count, 1),
+    "variance": _held(UNHELD["variance"], 0.0, math.inf),
     "variance_if_told": lambda total, squares, count, share=TOLD: (
-        _variance(total, squares, count, 0) if _told(total, squares, count, share) else None
+        FUNCTIONS["variance_of_all"](total, squares, count) if _told(total, squares, count, share) else None
     ),
-    "variance_of_all": lambda total, squares, count: _variance(total, squares, count, 0),
+    "variance_of_all": _held(UNHELD["variance_of_all"], 0.0, math.inf),
     "root": _strict(lambda value: math.sqrt(max(value, 0.0))),
-    "correlation": _correlation,
+    "correlation": _held(_correlation, -1.0, 1.0),
     "correlation_if_told": _correlation_if_told,
     "least": _least,
     "greatest": lambda counts, wanted, values: _least(counts[::-1], wanted, values[::-1]),

@@ -106,6 +106,37 @@ def test_errors_hold_the_truth_in_95_of_100_answers():
     assert (within >= 935).all(), within
 
 
+@pytest.mark.parametrize(
+    ("value", "truth", "sums", "norms"),
+    [
+        ("root", 3**0.5, (0, 1500, 500), (20, 600, 5)),
+        ("variance", 3, (0, 1500, 500), (20, 600, 5)),
+        ("correlation", 0.2, (500, 0, 0, 250, 250, 50), (5, 5, 5, 10, 10, 100)),
+    ],
+)
+def test_errors_hold_a_truth_that_noise_exceeds(value, truth, sums, norms):
+    """Noise makes many variances and correlations what none can be, and they are held to what one can."""
+    names = [f"b{number}" for number in range(len(sums))]
+    spread = Call("variance" if value == "root" else value, tuple(map(Cell, names)))
+    asked = Question(
+        text="SELECT VARIANCE(x) FROM examples",
+        rows=(Rows("row"),),
+        blocks=(
+            Block("v", "row", "any", 0, 1),
+            *(Block(name, "row", norm=norm, whole=False) for name, norm in zip(names, norms, strict=True)),
+        ),
+        columns=(Column("spread", Call("root", (spread,)) if value == "root" else spread),),
+        voters="v",
+        private=True,
+    )
+    source, within = np.random.default_rng(5), 0
+    for _ in range(100):
+        total = np.array([500, 500, *(sums + 3 * np.array(norms) * source.standard_normal(len(sums)))])
+        told_ = answer(asked, np.concatenate([total, 0 * total]).astype(np.float32), 3.0)
+        within += abs(told_.rows[0][0] - truth) <= told_.errors[0][0]
+    assert within >= 92
+
+
 BINS = 40
 
 
@@ -227,7 +258,7 @@ def test_what_is_the_same_in_all_groups_is_computed_once(private, monkeypatch):
     )
     given = np.concatenate([np.full(1 + 2 * groups, 5), np.zeros(1 + 2 * groups)]).astype(np.float32)
     assert answer(asked, given, 0.1 * private).rows == ((1 / groups,),) * groups
-    assert added == [groups] * (401 if private else 1)
+    assert added == [groups] * (402 if private else 1)
 
 
 def test_a_table_that_looks_at_too_many_numbers_is_refused():
