@@ -266,10 +266,7 @@ def _plain(value: Any) -> Any:
 
 
 def _errors(question: Question, sums: _Sums, deviation: float) -> list[tuple[float | None, ...]]:
-    """How far noise moves each number of the shown rows with 95 %.
-
-    Where a number is held to what it may be, noise has moved it further than one sees.
-    """
+    """How far noise moves each number of the shown rows with 95 %, before it is held to what it may be."""
     by_block = {block.name: deviation * (block.norm if question.private else 1.0) for block in question.blocks}
     values, source = [column.value for column in question.columns], np.random.default_rng(0)
     computed = [place for place, value in enumerate(values) if isinstance(value, Call)]
