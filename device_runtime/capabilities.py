@@ -33,7 +33,7 @@ from fedcore.wire.messages import LONGEST_NAME, MOST_COLLECTIONS, StatedCapabili
 
 # The footprint of a plan on this machine: each pass once over random examples, in a process that loads nothing else.
 #
-#     python -m device_runtime.footprint FOLDER FORMAT
+#     python -m device_runtime.capabilities FOLDER FORMAT
 #
 # reads `FOLDER/plan.json` and the graphs at `FOLDER/<sha256>`, and prints a Footprint as JSON. Memory is that of the
 # whole process: interpreter, runtime, graphs, vectors and examples.

@@ -11,19 +11,9 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from device_runtime import errors
 from device_runtime.conditions import Clock, Conditions, Moment
 from device_runtime.config import DeviceConfig
-from device_runtime.errors import (
-    NOT_WANTED,
-    DeviceError,
-    NotAllowedNow,
-    Outcome,
-    Refused,
-    SessionFacts,
-    StateError,
-    TransportError,
-    failed,
-)
 from device_runtime.permission.guard import Guard
 from device_runtime.protocol.transport import Transport
 from device_runtime.state.records import RUNNING, Entry, Journal, Spending, Spent
@@ -69,7 +59,7 @@ class Hold:
         self._entered_at = math.inf
         self._open = False
         self._over = threading.Event()
-        self._refused: Refused | None = None
+        self._refused: errors.Refused | None = None
         self._thread: threading.Thread | None = None
 
     def __enter__(self) -> Hold:
@@ -99,8 +89,8 @@ class Hold:
         if not self._open:
             try:
                 self._transport.hold(self._assignment, 0.0)
-            except TransportError as error:
-                if isinstance(error, Refused) and error.slug in NOT_WANTED:
+            except errors.TransportError as error:
+                if isinstance(error, errors.Refused) and error.slug in errors.NOT_WANTED:
                     raise
 
     def _keep(self, beside: Transport) -> None:
@@ -112,12 +102,12 @@ class Hold:
                 continue
             try:
                 rest_s = self._ask_once(beside)
-            except DeviceError as error:
-                if isinstance(error, Refused) and error.final:
-                    self._refused = error if error.slug in NOT_WANTED else None
+            except errors.DeviceError as error:
+                if isinstance(error, errors.Refused) and error.final:
+                    self._refused = error if error.slug in errors.NOT_WANTED else None
                     return
                 # A full coordinator may ask for a longer pause than the time after which it counts the device as lost.
-                asked_s = error.after_s if isinstance(error, Refused) else 0.0
+                asked_s = error.after_s if isinstance(error, errors.Refused) else 0.0
                 rest_s = max(self._after_s / 2, min(asked_s, 2 * self._after_s))
 
     def _ask_once(self, beside: Transport) -> float:
@@ -136,7 +126,7 @@ class SessionRecord:
     def __init__(
         self, journal: Journal, spending: Spending, transport: Transport, coordinator: str, population: str
     ) -> None:
-        self.outcome = Outcome()
+        self.outcome = errors.Outcome()
         self._journal = journal
         self._spending = spending
         self._counted = Spent()
@@ -164,20 +154,20 @@ class SessionRecord:
         self._count(entry)
         self._journal.write(self._number, entry)
 
-    def fail(self, error: DeviceError) -> None:
+    def fail(self, error: errors.DeviceError) -> None:
         """The session ends with this error."""
-        self.outcome = failed(self.outcome, error)
+        self.outcome = errors.failed(self.outcome, error)
         # The private part of an error may quote a path or a value, and the journal may be shown to others.
-        self._public = str(error) if isinstance(error, NotAllowedNow) else error.detail
+        self._public = str(error) if isinstance(error, errors.NotAllowedNow) else error.detail
 
-    def close(self, **facts: Any) -> Outcome:
+    def close(self, **facts: Any) -> errors.Outcome:
         """Write the entry, with `facts` added, for the last time. A failure becomes a notice."""
         entry = replace(self._merged(), **facts)
         self.note(bytes_up=entry.bytes_up, bytes_down=entry.bytes_down)
         try:
             self._count(entry)
             self._journal.close(self._number, entry)
-        except StateError as error:
+        except errors.StateError as error:
             self.note(notices=(*self.outcome.notices, f"the journal lacks the end of this session: {error}"))
         return self.outcome
 
@@ -189,7 +179,7 @@ class SessionRecord:
             self._counted = now
 
     def _merged(self) -> Entry:
-        facts = {name: getattr(self.outcome, name) for name in SessionFacts.__struct_fields__}
+        facts = {name: getattr(self.outcome, name) for name in errors.SessionFacts.__struct_fields__}
         if self._public is not None:
             facts["detail"] = self._public
         facts |= {"bytes_up": self._transport.bytes_up, "bytes_down": self._transport.bytes_down}
@@ -243,7 +233,7 @@ class Monitor:
         if now >= self._look_at:
             unmet = self._config.unmet(self.conditions())
             if unmet:
-                raise NotAllowedNow("a condition for work no longer holds", "; ".join(unmet))
+                raise errors.NotAllowedNow("a condition for work no longer holds", "; ".join(unmet))
             self._look_at = now + LOOK_EVERY_S
         if now >= self._note_at:
             self._record.write(compute_s=self._guard.seconds)

@@ -24,20 +24,9 @@ from typing import ClassVar
 import numpy as np
 
 from fedcore.algorithms import create
-from fedcore.algorithms.algorithm import (
-    Algorithm,
-    Broadcast,
-    Carry,
-    Gradient,
-    Pass,
-    Report,
-    ServerStep,
-    State,
-    Vector,
-    count,
-    positive,
-)
+from fedcore.algorithms.algorithm import Algorithm, Broadcast, Carry, Gradient, Pass, Report, ServerStep, State, Vector
 from fedcore.algorithms.check import check
+from fedcore.algorithms.settings import count, positive
 from fedcore.schedule import Loop, Weighting
 
 NAME = "custom_algorithm:FedAgree"  # module and class, as a command line would name them

@@ -60,7 +60,6 @@ class Format:
 
 
 def _onnx() -> Format:
-    from export.decompositions import TABLE
     from export.onnx import OPSET, predict_to_onnx, steps_to_onnx, to_onnx
 
     return Format("onnx", f"opset {OPSET}", False, TABLE, to_onnx, predict_to_onnx, steps_to_onnx)

@@ -310,8 +310,6 @@ def explained(asked: AnyQuestion, settings: Mapping[str, Any], formats: Sequence
     Raises InvalidTask for settings that cannot be, and what an export raises.
     """
     from coordinator.rules.private_sums import report_bytes, with_least_noise
-    from coordinator.rules.task_settings import TaskSettings
-    from fedcore.validation import build
 
     chosen = with_least_noise(build(TaskSettings, settings, text=True))
     noise = (chosen.privacy.noise_multiplier or 0.0) if chosen.privacy else 0.0

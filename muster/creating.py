@@ -17,17 +17,15 @@ from msgspec import UNSET
 
 from coordinator.errors import InvalidTask
 from coordinator.rules.task_settings import TaskSettings
-from fedcore.errors import BadRelease
+from fedcore.errors import BadRelease, SchemaError
 from fedcore.release import Signed, decode_release
 from fedcore.validation import UNDECODABLE, build, decoder, offered, settings_of
 
 if TYPE_CHECKING:
     from coordinator.operations import TaskStore
     from coordinator.rules.entities import Evaluates, ModelSource, Regularly, Task
-    from coordinator.rules.task_settings import TaskSettings
     from fedcore.bundle import Bundle
     from fedcore.params import Float32, ParamSchema
-    from fedcore.release import Signed
     from fedcore.signing import SigningKey
 
 
@@ -105,7 +103,6 @@ def _model(store: TaskStore, source: str, schema: ParamSchema) -> tuple[ModelSou
 
     from coordinator.rules.entities import ModelSource
     from coordinator.store.starting import round_of
-    from fedcore.errors import SchemaError
 
     if Path(source).is_file():
         data = Path(source).read_bytes()

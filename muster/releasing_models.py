@@ -7,19 +7,17 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
 from coordinator.errors import InvalidModel, UnknownRound
-from coordinator.rules.roll_outs import PREFIX, Gate, ModelVersion
+from coordinator.rules.roll_outs import PREFIX, Gate, ModelVersion, predicting
 from coordinator.rules.states import RoundState
 from coordinator.store.starting import round_of
 from device_runtime.permission.policy import Policy
-from fedcore.params import FLOAT_BYTES
-from fedcore.plan import Plan
+from fedcore.params import FLOAT_BYTES, Float32
+from fedcore.plan import BlobRef, Plan
 
 if TYPE_CHECKING:
     from coordinator.operations import TaskStore
     from export.inference.trained import Trained
     from fedcore.bundle import Bundle
-    from fedcore.params import Float32
-    from fedcore.plan import BlobRef
     from fedcore.signing import ModelRelease, SigningKey
 
 
@@ -57,9 +55,7 @@ def trained_in(store: TaskStore, task_id: str, number: int | None) -> Trained:
     """The model after a round of a task, by default the last."""
     import safetensors.numpy
 
-    from coordinator.rules.roll_outs import predicting
     from export.inference.trained import Trained
-    from fedcore.plan import Plan
 
     plan = Plan.decode(store.plan_part(task_id))
     tensors = safetensors.numpy.load(store.model(task_id, number))
@@ -83,7 +79,6 @@ def next_release(  # noqa: PLR0913  # a release says so much
     forbid_older: raise the counter, so that devices that saw the version take no earlier one of the key.
     """
     from fedcore import checkpoint
-    from fedcore.plan import BlobRef
     from fedcore.signing import ModelOrigin, ModelRelease, check_model_name
 
     check_model_name(name)
@@ -138,8 +133,6 @@ def pass_gate(store: TaskStore, gate: Gate, release: ModelRelease) -> str:
 
 def plan_of(store: TaskStore, task_id: str, bundle: Bundle | None) -> BlobRef:
     """The plan of a task. Raises InvalidModel unless it is that of the bundle, where one is given."""
-    from fedcore.plan import BlobRef
-
     plan = BlobRef.of(store.plan_part(task_id))
     if bundle is not None and bundle.manifest.plan != plan:
         raise InvalidModel(f"task {task_id} runs another plan than the bundle {bundle.folder}")
@@ -149,7 +142,6 @@ def plan_of(store: TaskStore, task_id: str, bundle: Bundle | None) -> BlobRef:
 def keep(store: TaskStore, data: bytes) -> None:
     """Store the bytes of a blob, unless they are there already."""
     from coordinator.store.tasks import CoordinatorStore
-    from fedcore.plan import BlobRef
     from muster.remote import RemoteStore
 
     ref = BlobRef.of(data)

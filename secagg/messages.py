@@ -14,19 +14,7 @@ from typing import ClassVar, Self
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from secagg import keys
-from secagg.errors import (
-    DIGEST_BYTES,
-    GraphMismatch,
-    Malformed,
-    MessageType,
-    Reader,
-    UnsupportedSuite,
-    ascending,
-    bitmap,
-    head,
-    open_message,
-)
+from secagg import errors, keys
 from secagg.keys import CREDENTIAL_BYTES, DEVICE_BYTES, KEY_BYTES, SIGNATURE_BYTES, depth, sha256, u32
 from secagg.packing import PackedSegment
 from secagg.parameters import GraphParameters
@@ -56,7 +44,9 @@ def check_beacon(
     """
     if chosen.complete:
         if beacon != NO_BEACON:
-            raise GraphMismatch("there is a beacon, and everyone is everyone's neighbour: nothing was to be drawn")
+            raise errors.GraphMismatch(
+                "there is a beacon, and everyone is everyone's neighbour: nothing was to be drawn"
+            )
     elif authority is not None:
         keys.verify(authority, beacon, "beacon", invite_hash, _body(chosen, root))
 
@@ -90,7 +80,7 @@ class Invite:
     model_hash: bytes
     segments: tuple[PackedSegment, ...]
 
-    TYPE: ClassVar = MessageType.INVITE
+    TYPE: ClassVar = errors.MessageType.INVITE
 
     @property
     def noisy(self) -> bool:
@@ -103,7 +93,7 @@ class Invite:
             SUITE, self.mode, self.task, self.round, self.deadline, self.n_max, self.min_sum, self.w_max,
             self.layout_hash, self.model_hash, len(self.segments),
         )  # fmt: skip
-        return head(self.TYPE) + terms + b"".join(_pack(segment) for segment in self.segments)
+        return errors.head(self.TYPE) + terms + b"".join(_pack(segment) for segment in self.segments)
 
     @property
     def hash(self) -> bytes:
@@ -113,16 +103,18 @@ class Invite:
     @classmethod
     def decode(cls, data: bytes) -> tuple[Invite, bytes]:
         """The invitation and its signature."""
-        with open_message(data, cls.TYPE, "the invitation") as reader:
+        with errors.open_message(data, cls.TYPE, "the invitation") as reader:
             (
                 suite, mode, task, number, deadline, n_max, min_sum, w_max, layout_hash, model_hash, count,
             ) = INVITE_TERMS.unpack(reader.take(INVITE_TERMS.size))  # fmt: skip
             if suite != SUITE:
-                raise UnsupportedSuite(f"the invitation asks for suite {suite}; this end knows {SUITE}: update it")
+                raise errors.UnsupportedSuite(
+                    f"the invitation asks for suite {suite}; this end knows {SUITE}: update it"
+                )
             if mode not in {HONEST, ACTIVE}:
-                raise Malformed(f"mode {mode} does not exist")
+                raise errors.Malformed(f"mode {mode} does not exist")
             if w_max == 0:
-                raise Malformed("a greatest weight of 0 has no meaning")
+                raise errors.Malformed("a greatest weight of 0 has no meaning")
             segments = tuple(_unpack(reader.take(SEGMENT_TERMS.size)) for _ in range(count))
             signature = reader.take(SIGNATURE_BYTES)
         invite = cls(
@@ -141,7 +133,7 @@ def _pack(segment: PackedSegment) -> bytes:
 def _unpack(data: bytes) -> PackedSegment:
     size, field_bits, in_bits, weighted, low, high, norm, noise = SEGMENT_TERMS.unpack(data)
     if weighted > 1 or field_bits == 0 or not all(isfinite(value) for value in (low, high, norm)):
-        raise Malformed("a segment has a flag, a width or a range that does not exist")
+        raise errors.Malformed("a segment has a flag, a width or a range that does not exist")
     return PackedSegment(size, field_bits, in_bits, low, high, norm, bool(weighted), noise)
 
 
@@ -161,7 +153,7 @@ class Advertise:
     signature: bytes
     credential: bytes
 
-    TYPE: ClassVar = MessageType.ADVERTISE
+    TYPE: ClassVar = errors.MessageType.ADVERTISE
 
     @property
     def leaf(self) -> bytes:
@@ -179,16 +171,16 @@ class Advertise:
 
     def encode(self, invite_hash: bytes) -> bytes:
         """The message."""
-        return head(self.TYPE, invite_hash) + self.fields()
+        return errors.head(self.TYPE, invite_hash) + self.fields()
 
     @classmethod
     def decode(cls, data: bytes, invite_hash: bytes) -> Advertise:
         """The inverse of `encode`."""
-        with open_message(data, cls.TYPE, "the advertisement", invite_hash) as reader:
+        with errors.open_message(data, cls.TYPE, "the advertisement", invite_hash) as reader:
             return cls.read(reader)
 
     @classmethod
-    def read(cls, reader: Reader) -> Advertise:
+    def read(cls, reader: errors.Reader) -> Advertise:
         """The fields, from the middle of a message."""
         return cls(*(reader.take(size) for size in (*3 * (KEY_BYTES,), SIGNATURE_BYTES, CREDENTIAL_BYTES)))
 
@@ -219,29 +211,29 @@ class Roster:
     path: bytes
     neighbours: tuple[RosterEntry, ...]
 
-    TYPE: ClassVar = MessageType.ROSTER
+    TYPE: ClassVar = errors.MessageType.ROSTER
 
     @classmethod
     def decode(cls, data: bytes, invite_hash: bytes, n_max: int) -> Roster:
         """The roster as sent to one device."""
-        with open_message(data, cls.TYPE, "the roster", invite_hash) as reader:
+        with errors.open_message(data, cls.TYPE, "the roster", invite_hash) as reader:
             n, k, t = (reader.integer(4) for _ in range(3))
             if not 0 < n <= n_max or k >= n:
-                raise Malformed(f"a roster of {n} with {k} neighbours each does not exist among at most {n_max}")
-            root, beacon, position = reader.take(DIGEST_BYTES), reader.take(BEACON_BYTES), reader.integer(4)
-            length = DIGEST_BYTES * depth(n)
+                raise errors.Malformed(f"a roster of {n} with {k} neighbours each does not exist among at most {n_max}")
+            root, beacon, position = reader.take(errors.DIGEST_BYTES), reader.take(BEACON_BYTES), reader.integer(4)
+            length = errors.DIGEST_BYTES * depth(n)
             path = reader.take(length)
             neighbours = tuple(
                 RosterEntry(reader.integer(4), Advertise.read(reader), reader.take(length)) for _ in range(k)
             )
         if any(place >= n for place in (position, *(entry.position for entry in neighbours))):
-            raise Malformed(f"the roster names a position that is not below {n}")
+            raise errors.Malformed(f"the roster names a position that is not below {n}")
         return cls(n, k, t, root, beacon, position, path, neighbours)
 
     def encode(self, invite_hash: bytes) -> bytes:
         """The message."""
         fields = u32(self.n, self.k, self.t) + self.root + self.beacon + u32(self.position) + self.path
-        return head(self.TYPE, invite_hash) + fields + b"".join(entry.encode() for entry in self.neighbours)
+        return errors.head(self.TYPE, invite_hash) + fields + b"".join(entry.encode() for entry in self.neighbours)
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,17 +243,17 @@ class Shares:
     commitment: bytes
     boxes: tuple[bytes, ...]
 
-    TYPE: ClassVar = MessageType.SHARES
+    TYPE: ClassVar = errors.MessageType.SHARES
 
     def encode(self, sid: bytes) -> bytes:
         """The message."""
-        return head(self.TYPE, sid) + self.commitment + b"".join(self.boxes)
+        return errors.head(self.TYPE, sid) + self.commitment + b"".join(self.boxes)
 
     @classmethod
     def decode(cls, data: bytes, sid: bytes, k: int) -> Shares:
         """The inverse of `encode`, for k neighbours."""
-        with open_message(data, cls.TYPE, "the shares", sid) as reader:
-            return cls(reader.take(DIGEST_BYTES), tuple(reader.take(BOX_BYTES) for _ in range(k)))
+        with errors.open_message(data, cls.TYPE, "the shares", sid) as reader:
+            return cls(reader.take(errors.DIGEST_BYTES), tuple(reader.take(BOX_BYTES) for _ in range(k)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -271,16 +263,16 @@ class Deliver:
     shared: frozenset[int]
     boxes: dict[int, bytes]
 
-    TYPE: ClassVar = MessageType.DELIVER
+    TYPE: ClassVar = errors.MessageType.DELIVER
 
     def encode(self, sid: bytes, n: int) -> bytes:
         """The message; boxes are in the order of the mapping."""
-        return head(self.TYPE, sid) + bitmap(self.shared, n) + b"".join(self.boxes.values())
+        return errors.head(self.TYPE, sid) + errors.bitmap(self.shared, n) + b"".join(self.boxes.values())
 
     @classmethod
     def decode(cls, data: bytes, sid: bytes, n: int, neighbours: Sequence[int]) -> Deliver:
         """The inverse of `encode`, for a device with these neighbours, by rank."""
-        with open_message(data, cls.TYPE, "the delivery", sid) as reader:
+        with errors.open_message(data, cls.TYPE, "the delivery", sid) as reader:
             shared = reader.bitmap(n)
             return cls(shared, {position: reader.take(BOX_BYTES) for position in neighbours if position in shared})
 
@@ -291,17 +283,17 @@ class _Devices:
 
     devices: frozenset[int]
 
-    TYPE: ClassVar[MessageType]
+    TYPE: ClassVar[errors.MessageType]
     NAME: ClassVar[str]
 
     def encode(self, sid: bytes, n: int) -> bytes:
         """The message."""
-        return head(self.TYPE, sid) + bitmap(self.devices, n)
+        return errors.head(self.TYPE, sid) + errors.bitmap(self.devices, n)
 
     @classmethod
     def decode(cls, data: bytes, sid: bytes, n: int) -> Self:
         """The inverse of `encode`."""
-        with open_message(data, cls.TYPE, cls.NAME, sid) as reader:
+        with errors.open_message(data, cls.TYPE, cls.NAME, sid) as reader:
             return cls(reader.bitmap(n))
 
 
@@ -309,21 +301,21 @@ class Complaints(_Devices):
     """M5. The neighbours whose boxes did not open."""
 
     __slots__ = ()
-    TYPE, NAME = MessageType.COMPLAINTS, "the complaints"
+    TYPE, NAME = errors.MessageType.COMPLAINTS, "the complaints"
 
 
 class Included(_Devices):
     """M6. The devices that stay in the session after the boxes were opened (U1)."""
 
     __slots__ = ()
-    TYPE, NAME = MessageType.INCLUDED, "the included devices"
+    TYPE, NAME = errors.MessageType.INCLUDED, "the included devices"
 
 
 class Survivors(_Devices):
     """M8. The devices that uploaded (U2)."""
 
     __slots__ = ()
-    TYPE, NAME = MessageType.SURVIVORS, "the survivor set"
+    TYPE, NAME = errors.MessageType.SURVIVORS, "the survivor set"
 
 
 @dataclass(frozen=True, slots=True)
@@ -333,22 +325,22 @@ class Masked:
     words: bytes
     signature: bytes
 
-    TYPE: ClassVar = MessageType.MASKED
+    TYPE: ClassVar = errors.MessageType.MASKED
 
     def encode(self, sid: bytes) -> bytes:
         """The message."""
-        return b"".join([head(self.TYPE, sid), self.words, self.signature])
+        return b"".join([errors.head(self.TYPE, sid), self.words, self.signature])
 
     @classmethod
     def decode(cls, data: bytes, sid: bytes, words: int) -> Masked:
         """The inverse of `encode`, for that many words."""
-        with open_message(data, cls.TYPE, "the masked vector", sid) as reader:
+        with errors.open_message(data, cls.TYPE, "the masked vector", sid) as reader:
             return cls(reader.take(8 * words), reader.take(SIGNATURE_BYTES))
 
 
 def survivors_digest(shared: frozenset[int], alive: frozenset[int], n: int) -> bytes:
     """The digest that a device signs in M9, of U1 and U2."""
-    return sha256(bitmap(shared, n) + bitmap(alive, n))
+    return sha256(errors.bitmap(shared, n) + errors.bitmap(alive, n))
 
 
 @dataclass(frozen=True, slots=True)
@@ -357,16 +349,16 @@ class Confirm:
 
     signature: bytes
 
-    TYPE: ClassVar = MessageType.CONFIRM
+    TYPE: ClassVar = errors.MessageType.CONFIRM
 
     def encode(self, sid: bytes) -> bytes:
         """The message."""
-        return head(self.TYPE, sid) + self.signature
+        return errors.head(self.TYPE, sid) + self.signature
 
     @classmethod
     def decode(cls, data: bytes, sid: bytes) -> Confirm:
         """The inverse of `encode`."""
-        with open_message(data, cls.TYPE, "the confirmation", sid) as reader:
+        with errors.open_message(data, cls.TYPE, "the confirmation", sid) as reader:
             return cls(reader.take(SIGNATURE_BYTES))
 
 
@@ -376,19 +368,19 @@ class Confirmations:
 
     signed: dict[int, tuple[bytes, bytes]]
 
-    TYPE: ClassVar = MessageType.CONFIRMATIONS
+    TYPE: ClassVar = errors.MessageType.CONFIRMATIONS
 
     def encode(self, sid: bytes) -> bytes:
         """The message."""
         entries = (u32(position) + digest + signature for position, (digest, signature) in sorted(self.signed.items()))
-        return head(self.TYPE, sid) + len(self.signed).to_bytes(2, "little") + b"".join(entries)
+        return errors.head(self.TYPE, sid) + len(self.signed).to_bytes(2, "little") + b"".join(entries)
 
     @classmethod
     def decode(cls, data: bytes, sid: bytes) -> Confirmations:
         """The inverse of `encode`."""
-        with open_message(data, cls.TYPE, "the confirmations", sid) as reader:
-            positions = ascending(reader, reader.integer(2))
-            return cls({place: (reader.take(DIGEST_BYTES), reader.take(SIGNATURE_BYTES)) for place in positions})
+        with errors.open_message(data, cls.TYPE, "the confirmations", sid) as reader:
+            positions = errors.ascending(reader, reader.integer(2))
+            return cls({place: (reader.take(errors.DIGEST_BYTES), reader.take(SIGNATURE_BYTES)) for place in positions})
 
 
 @dataclass(frozen=True, slots=True)
@@ -397,7 +389,7 @@ class Unmask:
 
     shares: dict[int, tuple[int, int]]
 
-    TYPE: ClassVar = MessageType.UNMASK
+    TYPE: ClassVar = errors.MessageType.UNMASK
 
     def encode(self, sid: bytes) -> bytes:
         """The message."""
@@ -405,16 +397,16 @@ class Unmask:
             u32(position) + bytes([kind]) + share.to_bytes(SHARE_BYTES, "little")
             for position, (kind, share) in sorted(self.shares.items())
         )
-        return head(self.TYPE, sid) + len(self.shares).to_bytes(2, "little") + b"".join(entries)
+        return errors.head(self.TYPE, sid) + len(self.shares).to_bytes(2, "little") + b"".join(entries)
 
     @classmethod
     def decode(cls, data: bytes, sid: bytes) -> Unmask:
         """The inverse of `encode`."""
-        with open_message(data, cls.TYPE, "the unmasking shares", sid) as reader:
-            positions = ascending(reader, reader.integer(2))
+        with errors.open_message(data, cls.TYPE, "the unmasking shares", sid) as reader:
+            positions = errors.ascending(reader, reader.integer(2))
             shares = {position: (reader.integer(1), reader.integer(SHARE_BYTES)) for position in positions}
         if any(kind not in {SEED_SHARE, KEY_SHARE} for kind, _ in shares.values()):
-            raise Malformed("a share has a kind that does not exist")
+            raise errors.Malformed("a share has a kind that does not exist")
         return cls(shares)
 
 
@@ -427,7 +419,7 @@ class SessionResult:
     transcript_root: bytes
     signature: bytes = UNSIGNED
 
-    TYPE: ClassVar = MessageType.RESULT
+    TYPE: ClassVar = errors.MessageType.RESULT
 
     @property
     def summed(self) -> bool:
@@ -440,14 +432,14 @@ class SessionResult:
 
     def encode(self, sid: bytes) -> bytes:
         """The message."""
-        return head(self.TYPE, sid) + self.body() + self.signature
+        return errors.head(self.TYPE, sid) + self.body() + self.signature
 
     @classmethod
     def decode(cls, data: bytes, sid: bytes) -> SessionResult:
         """The inverse of `encode`."""
-        with open_message(data, cls.TYPE, "the result", sid) as reader:
-            status, digests = reader.integer(1), (reader.take(DIGEST_BYTES), reader.take(DIGEST_BYTES))
+        with errors.open_message(data, cls.TYPE, "the result", sid) as reader:
+            status, digests = reader.integer(1), (reader.take(errors.DIGEST_BYTES), reader.take(errors.DIGEST_BYTES))
             message = cls(status, *digests, reader.take(SIGNATURE_BYTES))
         if message.status not in {DONE, ABORTED}:
-            raise Malformed(f"status {message.status} does not exist")
+            raise errors.Malformed(f"status {message.status} does not exist")
         return message

@@ -12,17 +12,7 @@ from enum import IntEnum
 
 import numpy as np
 
-from secagg import keys, packing
-from secagg.errors import (
-    BadShare,
-    BadSignature,
-    BadVector,
-    BelowThreshold,
-    DuplicateKey,
-    DuplicateUpload,
-    Malformed,
-    MessageType,
-)
+from secagg import errors, keys, packing
 from secagg.keys import KEY_BYTES, PairKey, check_credential, sha256, tag, u32
 from secagg.masking import LITTLE, Mask, Words, add_masks, add_masks_with
 from secagg.messages import Advertise, Masked
@@ -72,7 +62,7 @@ def check_distinct(devices: Iterable[Advertise]) -> None:
     for device in devices:
         for key in names_of(device):
             if key in seen:
-                raise DuplicateKey(f"id or key {key.hex()[:12]}… occurs twice: one device plays several")
+                raise errors.DuplicateKey(f"id or key {key.hex()[:12]}… occurs twice: one device plays several")
             seen.add(key)
 
 
@@ -94,8 +84,10 @@ class ExpectedVector:
             masked = Masked.decode(message, self.sid, self.words)
             if self.signer is not None:
                 keys.verify(self.signer, masked.signature, "masked", self.sid, sha256(masked.words))
-        except (Malformed, BadSignature) as error:
-            raise BadVector(f"the upload of position {self.position} is unusable: {error}", [self.position]) from error
+        except (errors.Malformed, errors.BadSignature) as error:
+            raise errors.BadVector(
+                f"the upload of position {self.position} is unusable: {error}", [self.position]
+            ) from error
         return masked
 
 
@@ -118,9 +110,9 @@ class MaskedSum:
     def merge(self, signatures: Mapping[int, bytes], words: Words) -> None:
         """Add the sum of vectors of other positions. Raises DuplicateUpload, or BadVector for another size."""
         if twice := sorted(signatures.keys() & self.signatures):
-            raise DuplicateUpload(f"position {twice[0]} sent this before", twice)
+            raise errors.DuplicateUpload(f"position {twice[0]} sent this before", twice)
         if words.shape != self.words.shape:
-            raise BadVector(f"a sum of {words.size} words is none of a session of {self.words.size}", [])
+            raise errors.BadVector(f"a sum of {words.size} words is none of a session of {self.words.size}", [])
         self.words += words
         self.signatures |= signatures
 
@@ -181,7 +173,7 @@ class RevealedShares:
         suspects = {rank for rank, peer in ranked if peer in culprits}
         try:
             secret, false = recovery.recover(points, lambda candidate: fits(owner, candidate), suspects)
-        except (BadShare, BelowThreshold) as error:
+        except (errors.BadShare, errors.BelowThreshold) as error:
             raise type(error)(f"the secret of position {owner} is lost: {error}", [owner]) from error
         culprits.update(self.neighbours[owner][rank - 1] for rank in false)
         return secret
@@ -233,24 +225,24 @@ def _pair_key(secret: int) -> PairKey:
 class SessionPhase(IntEnum):
     """A phase of a session, named by the message that is due: a device's, or the server's own if it waits for none."""
 
-    ADVERTISING = MessageType.ADVERTISE
-    DRAWING = MessageType.ROSTER
-    SHARING = MessageType.SHARES
-    OPENING = MessageType.COMPLAINTS
-    UPLOADING = MessageType.MASKED
-    CONFIRMING = MessageType.CONFIRM
-    REVEALING = MessageType.UNMASK
-    OVER = MessageType.RESULT
+    ADVERTISING = errors.MessageType.ADVERTISE
+    DRAWING = errors.MessageType.ROSTER
+    SHARING = errors.MessageType.SHARES
+    OPENING = errors.MessageType.COMPLAINTS
+    UPLOADING = errors.MessageType.MASKED
+    CONFIRMING = errors.MessageType.CONFIRM
+    REVEALING = errors.MessageType.UNMASK
+    OVER = errors.MessageType.RESULT
 
     @property
-    def due(self) -> MessageType:
+    def due(self) -> errors.MessageType:
         """The message that is due."""
-        return MessageType(self)
+        return errors.MessageType(self)
 
     @property
-    def then(self) -> MessageType:
+    def then(self) -> errors.MessageType:
         """The server's message at its end."""
-        return MessageType.ROSTER if self is SessionPhase.DRAWING else MessageType(self + 1)
+        return errors.MessageType.ROSTER if self is SessionPhase.DRAWING else errors.MessageType(self + 1)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from typing import ClassVar, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from fedcore.algorithms.algorithm import count, flag, nonnegative, positive
+from fedcore.algorithms.settings import count, flag, nonnegative, positive
 from fedcore.batching import StreamKey, permutation
 from simulator.configuration import LinearBaseline
 from simulator.errors import DatasetError, Diverged

@@ -20,10 +20,11 @@ from pathlib import Path
 from export.model import Model, ModelSpec
 from export.models import check_name as check_model_name, load as load_model
 from fedcore.algorithms import create, module_of, name_of, settings_of
-from fedcore.algorithms.algorithm import Algorithm, check_two_trips, parse
+from fedcore.algorithms.algorithm import Algorithm, check_two_trips
 from fedcore.algorithms.check import check
 from fedcore.algorithms.facts import for_model
 from fedcore.algorithms.local_training import LocalTraining, PartlyLocal
+from fedcore.algorithms.settings import parse
 from fedcore.batching import HoldOut
 from fedcore.compression import Compression
 from fedcore.errors import facts_of
@@ -44,10 +45,9 @@ from simulator.engines.sums import layouts_of
 from simulator.errors import EngineError
 from simulator.linear_methods import METHODS, LinearTraining
 from simulator.masked_sums import MaskedSum, secure_task, square_of, warn_of_rounding
-from simulator.planned import SimulatedPlan, read_model
+from simulator.planned import SimulatedPlan, read_model, with_tokens
 from simulator.population import Population
 from simulator.private_training import Cohorts, PrivateSums, SimulatedPrivacy, promise_of
-from simulator.questions import with_tokens
 from simulator.training import (
     ACCURACY,
     LOSS,

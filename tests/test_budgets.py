@@ -8,7 +8,7 @@ from tests.tree import ROOT
 from tools.count_lines import at, budgets, circles, is_product, work_tree
 
 CEILINGS = {
-    "product lines": 104_000,
+    "product lines": 103_850,
     "Python files outside tests": 420,
     "import lines, %": 8.0,
     "test lines": 78_800,

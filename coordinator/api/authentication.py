@@ -18,17 +18,8 @@ from typing import Generic, TypeVar
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 
+from coordinator import errors
 from coordinator.api.limits import admit
-from coordinator.errors import (
-    BadToken,
-    DeviceRevoked,
-    InvalidToken,
-    ReplayedSignature,
-    TooManyRequests,
-    Unavailable,
-    UnknownDevice,
-    UnknownToken,
-)
 from coordinator.logs import Metrics
 from coordinator.rules.alerts import STORE, Action
 from coordinator.rules.entities import Device, Role, Token
@@ -57,9 +48,9 @@ def issue(database: Database, name: str, role: Role, days: float = DAYS) -> tupl
     Raises InvalidToken for an unusable name or time.
     """
     if not _NAME.fullmatch(name):
-        raise InvalidToken(f"name must be 1 to 60 letters, digits or any of . @ + - _, not {name!r}")
+        raise errors.InvalidToken(f"name must be 1 to 60 letters, digits or any of . @ + - _, not {name!r}")
     if not 0 < days <= _MOST_DAYS:
-        raise InvalidToken(f"days must be above 0 and at most {_MOST_DAYS}, not {days:g}: every token expires")
+        raise errors.InvalidToken(f"days must be above 0 and at most {_MOST_DAYS}, not {days:g}: every token expires")
     token_id, secret = secrets.token_hex(4), secrets.token_urlsafe(32)
     with database.writing() as records:
         expires_at = records.at + days * _DAY_S
@@ -83,7 +74,7 @@ def revoke(database: Database, token_id: str) -> Token:
         if row is not None and ended:
             records.audit.append(STORE, Action.TOKEN_REVOKED, token_id, row[0].name)
     if row is None:
-        raise UnknownToken(f"there is no token {token_id!r}; `muster coordinator tokens` lists them")
+        raise errors.UnknownToken(f"there is no token {token_id!r}; `muster coordinator tokens` lists them")
     return row[0]
 
 
@@ -95,10 +86,10 @@ def authenticate(database: Database, text: str) -> Token:
     # A token of 256 random bits needs no slow hash. The comparison takes as long for one that does not exist.
     same = hmac.compare_digest(row[1] if row else _NOBODY, _hash(match[2] if match else text))
     if row is None or not same or row[0].revoked_at is not None:
-        raise BadToken("unknown or revoked token")
+        raise errors.BadToken("unknown or revoked token")
     if row[0].state(now) == "expired":
         when = _date(row[0].expires_at)
-        raise BadToken(f"the token expired on {when}; `muster coordinator token` makes another")
+        raise errors.BadToken(f"the token expired on {when}; `muster coordinator token` makes another")
     return row[0]
 
 
@@ -199,13 +190,13 @@ class Replays:
             raise StaleSignature("the coordinator has restarted since this was signed; sign it again", wait_s)
         kept = hashlib.sha256(f"{signature.keyid} {signature.nonce}".encode()).digest()[:_KEY_BYTES]
         if kept in self._seen.get(signature.created, ()):
-            raise ReplayedSignature("a request with this nonce came before; sign every request anew")
+            raise errors.ReplayedSignature("a request with this nonce came before; sign every request anew")
         return kept
 
     def remember(self, created: int, kept: bytes) -> None:
         """Accept what `demand_new` gave for a signature made at `created`. Raises Unavailable when no more fit."""
         if self._count >= self._limit:
-            raise Unavailable("too many requests came within five minutes; come back later")
+            raise errors.Unavailable("too many requests came within five minutes; come back later")
         self._seen.setdefault(created, set()).add(kept)
         self._count += 1
 
@@ -273,7 +264,7 @@ class Authenticator:
         key, since = self._keys.get(signature.keyid) or await self._find(signature.keyid)
         signer = signer_of(signature, about, key)
         if signature.keyid in self._revoked:
-            raise DeviceRevoked
+            raise errors.DeviceRevoked
         kept = self._replays.demand_new(signature, since, time.time(), time.monotonic())
         self._admit(signature, kept)
         request.scope[_SIGNED] = signer
@@ -291,8 +282,8 @@ class Authenticator:
         try:
             admit(self._limit, signature.keyid)
             self._replays.remember(signature.created, kept)
-        except (TooManyRequests, Unavailable) as refusal:
-            self._metrics.shed.labels("device" if isinstance(refusal, TooManyRequests) else "signatures").inc()
+        except (errors.TooManyRequests, errors.Unavailable) as refusal:
+            self._metrics.shed.labels("device" if isinstance(refusal, errors.TooManyRequests) else "signatures").inc()
             raise
 
     def _read(self, request: Request) -> tuple[Signature, SignableRequest]:
@@ -309,7 +300,7 @@ class Authenticator:
         with self._store.database.reading() as records:
             enrolled = records.devices.find(device)
         if enrolled is None:
-            raise UnknownDevice("no device has this id here; enrol")
+            raise errors.UnknownDevice("no device has this id here; enrol")
         demand_allowed(enrolled)
         return enrolled
 
@@ -317,7 +308,7 @@ class Authenticator:
 def demand_allowed(device: Device) -> None:
     """Raise DeviceRevoked for a device that an operator has revoked."""
     if device.revoked_at is not None:
-        raise DeviceRevoked
+        raise errors.DeviceRevoked
 
 
 def signed(request: Request) -> Signed:

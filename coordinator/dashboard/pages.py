@@ -26,21 +26,10 @@ from coordinator.api.limits import DRAWN_AT_ONCE, ConnectionLimit
 from coordinator.api.openapi import BYTES
 from coordinator.api.page import PAGE
 from coordinator.api.service import Service
-from coordinator.dashboard import views
+from coordinator.dashboard import rendering, views
 from coordinator.dashboard.curves import asked_part, comparison
 from coordinator.dashboard.models import ModelForms, model_page, models_page
 from coordinator.dashboard.new_task import NewTaskForm, told_apart, values
-from coordinator.dashboard.rendering import (
-    HEADERS,
-    Actions,
-    Downloads,
-    Endpoints,
-    Number,
-    Renderer,
-    RowId,
-    Visitor,
-    WebSessions,
-)
 from coordinator.errors import Unavailable, UnknownBlob, UnknownModel, UnknownPopulation, UnknownRound, UnknownTask
 from coordinator.operations import PREFIX
 from coordinator.rules.alerts import Action
@@ -64,10 +53,10 @@ one of a greater id, which was taken for the last."""
 _MOST_STREAMS = 100
 
 
-class Streams(Endpoints):
+class Streams(rendering.Endpoints):
     """The streams of open pages."""
 
-    def __init__(self, service: Service, sessions: WebSessions, renderer: Renderer) -> None:
+    def __init__(self, service: Service, sessions: rendering.WebSessions, renderer: rendering.Renderer) -> None:
         super().__init__(service, sessions, renderer)
         self._open = ConnectionLimit(_MOST_STREAMS)
         self._turns = asyncio.Semaphore(DRAWN_AT_ONCE)
@@ -98,7 +87,7 @@ class Streams(Endpoints):
                     last = version
                 await asyncio.sleep(0 if ending else _TICK_S)
 
-    def _fragment(self, template: str, look: Look, visitor: Visitor, last: object) -> tuple[object, str]:
+    def _fragment(self, template: str, look: Look, visitor: rendering.Visitor, last: object) -> tuple[object, str]:
         waiting = self._service.metrics.registry.get_sample_value("muster_sessions_waiting")
         with self._store.database.reading() as records:
             version = (records.overview.version(), records.observations.version(), waiting)
@@ -227,10 +216,12 @@ _STATIC = {
 }
 
 
-class Pages(Endpoints):
+class Pages(rendering.Endpoints):
     """The endpoints of the pages. Without a good token only the login is shown."""
 
-    def __init__(self, service: Service, sessions: WebSessions, renderer: Renderer, streams: Streams) -> None:
+    def __init__(
+        self, service: Service, sessions: rendering.WebSessions, renderer: rendering.Renderer, streams: Streams
+    ) -> None:
         super().__init__(service, sessions, renderer)
         self._streams = streams
         self._looked: dict[tuple[str, str], float] = {}
@@ -277,11 +268,11 @@ class Pages(Endpoints):
         """One released model: its versions, who has which, and its roll-outs."""
         return self._page(request, "model.html", lambda records: model_page(records, population, name))
 
-    def rounds(self, request: Request, task: str, before: RowId | None = None) -> Response:
+    def rounds(self, request: Request, task: str, before: rendering.RowId | None = None) -> Response:
         """All attempts at rounds of a task, the newest first, on several pages."""
         return self._page(request, "rounds.html", lambda records: views.rounds_page(records, task, before))
 
-    def round(self, request: Request, task: str, number: Number, attempt: Number) -> Response:
+    def round(self, request: Request, task: str, number: rendering.Number, attempt: rendering.Number) -> Response:
         """One attempt at a round: its phases, what became of its devices, times and bytes."""
 
         def look(records: Records) -> dict[str, Any]:
@@ -345,7 +336,7 @@ class Pages(Endpoints):
         if name not in _STATIC:
             raise HTTPException(404, "Not Found")
         data = files("coordinator.dashboard").joinpath("static", name).read_bytes()
-        return Response(data, media_type=_STATIC[name], headers=HEADERS | {"Cache-Control": "max-age=3600"})
+        return Response(data, media_type=_STATIC[name], headers=rendering.HEADERS | {"Cache-Control": "max-age=3600"})
 
     def _page(self, request: Request, template: str, look: Look) -> Response:
         visitor = self._sessions.visitor(request)
@@ -392,11 +383,11 @@ class Pages(Endpoints):
 
 def dashboard_router(service: Service, access: Access) -> APIRouter:
     """The routes of the pages, which `/openapi.json` does not describe."""
-    sessions, renderer = WebSessions(service, access), Renderer()
+    sessions, renderer = rendering.WebSessions(service, access), rendering.Renderer()
     streams = Streams(service, sessions, renderer)
-    pages, actions = Pages(service, sessions, renderer, streams), Actions(service, sessions, renderer)
+    pages, actions = Pages(service, sessions, renderer, streams), rendering.Actions(service, sessions, renderer)
     models = ModelForms(service, sessions, renderer)
-    downloads, new = Downloads(service, sessions, renderer), NewTaskForm(service, sessions, renderer)
+    downloads, new = rendering.Downloads(service, sessions, renderer), NewTaskForm(service, sessions, renderer)
     router = APIRouter(include_in_schema=False)
     stream: dict[str, Any] = {
         "response_class": EventSourceResponse,

@@ -21,16 +21,9 @@ from coordinator.rules.kinds import TaskAnswer, check_clients, check_participati
 from coordinator.rules.progress import Progress
 from coordinator.rules.states import OnDevice, Requires, RoundState, TaskState
 from coordinator.rules.task_settings import FootprintBudget, PrivacyBudget, Secagg, TaskSettings
+from coordinator.store import models
 from coordinator.store.blobs import Blobs, check_same_store
 from coordinator.store.database import Database
-from coordinator.store.models import (
-    ModelStore,
-    budget_report,
-    change_budget,
-    check_has_model,
-    check_rounds,
-    read_answer,
-)
 from coordinator.store.registration import Registration
 from coordinator.store.starting import before, spent_before
 from fedcore.bundle import Bundle, Manifest
@@ -58,7 +51,7 @@ _MOVES = {
 }
 
 
-class CoordinatorStore(ModelStore, TaskStore, AbstractContextManager["CoordinatorStore"]):
+class CoordinatorStore(models.ModelStore, TaskStore, AbstractContextManager["CoordinatorStore"]):
     """The coordinator's durable state: rows and files. Several processes may have it open; one of them serves.
 
     Methods of `TaskStore` that the history or the audit log records also take `by`, the actor. Methods that take a
@@ -146,7 +139,7 @@ class CoordinatorStore(ModelStore, TaskStore, AbstractContextManager["Coordinato
             if not all(self.blobs.has(ref.sha256) for ref in refs):
                 raise UnknownRound(f"the model after round {number} of task {task_id} is not among the blobs any more")
             self.add_blobs(records, refs)
-            check_rounds(records, task, last.number, to.number)
+            models.check_rounds(records, task, last.number, to.number)
             signed = entry(lineage, task, last, to.checkpoint_sha256)
             records.roll_back(task, to, signed, f"rolled back to the model after round {number} by {by}")
             records.audit.append(by, Action.TASK_ROLLED_BACK, task_id, f"to the model after round {number}")
@@ -185,7 +178,7 @@ class CoordinatorStore(ModelStore, TaskStore, AbstractContextManager["Coordinato
             return records.cohorts.counted(task_id, number, done[-1].attempt)
 
     def model(self, task_id: str, number: int | None = None, by: str = STORE) -> bytes:
-        check_has_model(self.task(task_id))
+        models.check_has_model(self.task(task_id))
         model = self.model_file(task_id, number)
         self.note_read(by, Action.MODEL_READ, task_id, number)
         return model
@@ -197,7 +190,7 @@ class CoordinatorStore(ModelStore, TaskStore, AbstractContextManager["Coordinato
 
     def answer(self, task_id: str, by: str = STORE) -> TaskAnswer:
         with self.database.reading() as records:
-            found = read_answer(self, records, records.task(task_id))
+            found = models.read_answer(self, records, records.task(task_id))
         self.note_read(by, Action.ANSWER_READ, task_id, found.round)
         return found
 
@@ -246,16 +239,16 @@ class CoordinatorStore(ModelStore, TaskStore, AbstractContextManager["Coordinato
 
     def budget(self, population: str) -> BudgetReport:
         with self.database.reading() as records:
-            return budget_report(self, records, population)
+            return models.budget_report(self, records, population)
 
     def set_budget(
         self, population: str, epsilon: float, delta: float, minimum_devices: int = 1, by: str = STORE
     ) -> BudgetReport:
         budget = PopulationBudget(epsilon=epsilon, delta=delta, minimum_devices=minimum_devices)
-        return change_budget(self, population, budget, by)
+        return models.change_budget(self, population, budget, by)
 
     def remove_budget(self, population: str, by: str = STORE) -> BudgetReport:
-        return change_budget(self, population, None, by)
+        return models.change_budget(self, population, None, by)
 
     def devices(self, limit: int = 100, *, revoked: bool = False) -> list[entities.Device]:
         with self.database.reading() as records:

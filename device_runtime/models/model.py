@@ -16,7 +16,7 @@ from device_runtime.backends import open_backend
 from device_runtime.backends.backend import Backend
 from device_runtime.config import DeviceConfig
 from device_runtime.examples import open_examples
-from device_runtime.models.refresh import Held, held
+from device_runtime.models.refresh import Held, held, newer_version
 from device_runtime.models.version import Inputs, Parts, Version, kept_parts, kept_version, load
 from device_runtime.monitor import Monitor, SessionRecord
 from device_runtime.state.records import KeptVersion
@@ -223,8 +223,6 @@ class Model:
         cannot be used, StateInUse while a session or another refresh holds the state folder, TransportError, and any
         other DeviceError as a session's outcome would name it.
         """
-        from device_runtime.models.refresh import newer_version  # an app that is offline needs none of it
-
         with self._refreshing:
             self._check_open()
             loaded = self._version

@@ -108,8 +108,8 @@ def _moment(until: str) -> Moment:
     return read_json(MOMENT, until, "a day's spending in the state database")
 
 
-def _encode(moment: Moment) -> str:
-    return msgspec.json.encode(moment).decode()
+def _encode(value: msgspec.Struct) -> str:
+    return msgspec.json.encode(value).decode()
 
 
 WEEK_S = 7 * 86_400.0
@@ -339,7 +339,7 @@ class Journal:
 
     def write(self, number: int, entry: Entry) -> None:
         """Replace an entry."""
-        self._database.execute("UPDATE journal SET entry = ? WHERE id = ?", _text_of(entry), number)
+        self._database.execute("UPDATE journal SET entry = ? WHERE id = ?", _encode(entry), number)
 
     def close(self, number: int, entry: Entry) -> None:
         """Replace an entry for the last time. Without work, and with the same end, it joins the entry before."""
@@ -359,7 +359,7 @@ class Journal:
         self._prune()
 
     def _add(self, entry: Entry) -> int:
-        rows = self._database.execute("INSERT INTO journal (entry) VALUES (?) RETURNING id", _text_of(entry))
+        rows = self._database.execute("INSERT INTO journal (entry) VALUES (?) RETURNING id", _encode(entry))
         return int(rows[0][0])
 
     def _prune(self) -> None:
@@ -401,7 +401,3 @@ def _joined(before: Entry, entry: Entry) -> Entry:
 def _entries(database: StateDatabase, where: str) -> list[tuple[int, Entry]]:
     rows = database.execute(f"SELECT id, entry FROM journal {where}")  # noqa: S608
     return [(number, read_json(_ENTRY, entry, "an entry of the journal")) for number, entry in rows]
-
-
-def _text_of(entry: Entry) -> str:
-    return msgspec.json.encode(entry).decode()

@@ -7,7 +7,7 @@ import inspect
 from collections.abc import Container, Mapping
 from typing import Any, cast
 
-from fedcore.algorithms.algorithm import Algorithm, parse
+from fedcore.algorithms.algorithm import Algorithm
 from fedcore.algorithms.clipped import Clipped, Clipping
 from fedcore.algorithms.compare import Compare
 from fedcore.algorithms.dsvrg import Dsvrg
@@ -39,6 +39,7 @@ from fedcore.algorithms.norm_fed_avg import NormFedAvg
 from fedcore.algorithms.personalisation import Personalisation
 from fedcore.algorithms.question import Ask
 from fedcore.algorithms.scaffold import Scaffold
+from fedcore.algorithms.settings import parse
 from fedcore.errors import AlgorithmError, InvalidAlgorithm, InvalidSetting, UnknownAlgorithm, UntrustedAlgorithm
 from fedcore.validation import import_own, offered, own_name
 

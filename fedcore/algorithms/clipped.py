@@ -38,12 +38,10 @@ from fedcore.algorithms.algorithm import (
     Trip,
     Vector,
     figures_of,
-    fraction,
     keeps_client_state,
-    nonnegative,
-    positive,
     trips_of,
 )
+from fedcore.algorithms.settings import fraction, nonnegative, positive
 from fedcore.errors import InvalidSetting
 from fedcore.release import CLIP
 from fedcore.schedule import Weighting

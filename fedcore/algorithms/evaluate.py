@@ -20,9 +20,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-from fedcore.algorithms.algorithm import Broadcast, Carry, Pass, Report, ServerStep, State, Vector, count
+from fedcore.algorithms.algorithm import Broadcast, Carry, Pass, Report, ServerStep, State, Vector
 from fedcore.algorithms.clipped import constants, indicator
 from fedcore.algorithms.evaluation import ZERO_OR_ONE, Measuring, counts, means, percentiles
+from fedcore.algorithms.settings import count
 from fedcore.schedule import Range
 
 _LOWER = 1e-3

@@ -21,8 +21,9 @@ from dataclasses import dataclass
 from math import isfinite, sqrt
 from typing import Any, ClassVar
 
-from fedcore.algorithms.algorithm import Broadcast, Carry, Measure, Pass, Report, ServerStep, State, Vector, count, text
+from fedcore.algorithms.algorithm import Broadcast, Carry, Measure, Pass, Report, ServerStep, State, Vector
 from fedcore.algorithms.clipped import clamped, constants, indicator
+from fedcore.algorithms.settings import count, text
 from fedcore.errors import InvalidSetting
 from fedcore.schedule import MOST_BITS, Loop, Range, Weighting
 from fedcore.validation import offered

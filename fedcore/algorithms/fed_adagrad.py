@@ -16,8 +16,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from fedcore.algorithms.algorithm import Report, ServerStep, State, Vector, choice, fraction, positive
+from fedcore.algorithms.algorithm import Report, ServerStep, State, Vector
 from fedcore.algorithms.local_training import LocalTraining
+from fedcore.algorithms.settings import choice, fraction, positive
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,8 +14,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from fedcore.algorithms.algorithm import Report, ServerStep, State, Vector, flag, fraction
+from fedcore.algorithms.algorithm import Report, ServerStep, State, Vector
 from fedcore.algorithms.local_training import LocalTraining
+from fedcore.algorithms.settings import flag, fraction
 
 
 @dataclass(frozen=True, slots=True)

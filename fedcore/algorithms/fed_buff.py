@@ -18,8 +18,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from fedcore.algorithms.algorithm import Report, ServerStep, State, choice
+from fedcore.algorithms.algorithm import Report, ServerStep, State
 from fedcore.algorithms.local_training import LocalTraining
+from fedcore.algorithms.settings import choice
 from fedcore.schedule import Weighting
 
 

@@ -20,19 +20,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from fedcore.algorithms.algorithm import (
-    Broadcast,
-    Carry,
-    Gradient,
-    State,
-    Trip,
-    Vector,
-    choice,
-    count,
-    nonnegative,
-    positive,
-)
+from fedcore.algorithms.algorithm import Broadcast, Carry, Gradient, State, Trip, Vector
 from fedcore.algorithms.local_training import begin_state, full_gradient, gather_gradient, received_gradient, train
+from fedcore.algorithms.settings import choice, count, nonnegative, positive
 from fedcore.schedule import Loop, Weighting
 
 

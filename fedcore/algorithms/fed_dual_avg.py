@@ -18,20 +18,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-from fedcore.algorithms.algorithm import (
-    Broadcast,
-    Carry,
-    Gradient,
-    Pass,
-    Report,
-    ServerStep,
-    State,
-    Vector,
-    choice,
-    count,
-    nonnegative,
-    positive,
-)
+from fedcore.algorithms.algorithm import Broadcast, Carry, Gradient, Pass, Report, ServerStep, State, Vector
+from fedcore.algorithms.settings import choice, count, nonnegative, positive
 from fedcore.schedule import Loop, Weighting
 
 

@@ -18,8 +18,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from fedcore.algorithms.algorithm import Report, ServerStep, State, Vector, fraction, nonnegative, positive
+from fedcore.algorithms.algorithm import Report, ServerStep, State, Vector
 from fedcore.algorithms.local_training import LocalTraining
+from fedcore.algorithms.settings import fraction, nonnegative, positive
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,20 +25,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-from fedcore.algorithms.algorithm import (
-    Broadcast,
-    Carry,
-    Gradient,
-    Report,
-    ServerStep,
-    State,
-    Vector,
-    choice,
-    fraction,
-    nonnegative,
-    positive,
-)
+from fedcore.algorithms.algorithm import Broadcast, Carry, Gradient, Report, ServerStep, State, Vector
 from fedcore.algorithms.local_training import LocalSgd, initial_state, server_sgd
+from fedcore.algorithms.settings import choice, fraction, nonnegative, positive
 from fedcore.schedule import Weighting
 
 

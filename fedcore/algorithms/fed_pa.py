@@ -23,23 +23,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-from fedcore.algorithms.algorithm import (
-    Broadcast,
-    Carry,
-    Gradient,
-    Pass,
-    Report,
-    ServerStep,
-    State,
-    Vector,
-    choice,
-    count,
-    fraction,
-    nonnegative,
-    positive,
-    whole,
-)
+from fedcore.algorithms.algorithm import Broadcast, Carry, Gradient, Pass, Report, ServerStep, State, Vector
 from fedcore.algorithms.local_training import initial_state, server_sgd
+from fedcore.algorithms.settings import choice, count, fraction, nonnegative, positive, whole
 from fedcore.schedule import Loop, Weighting
 
 

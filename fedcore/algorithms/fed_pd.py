@@ -25,18 +25,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-from fedcore.algorithms.algorithm import (
-    Broadcast,
-    Carry,
-    ClientState,
-    Gradient,
-    Report,
-    ServerStep,
-    State,
-    Vector,
-    positive,
-)
+from fedcore.algorithms.algorithm import Broadcast, Carry, ClientState, Gradient, Report, ServerStep, State, Vector
 from fedcore.algorithms.local_training import LocalSgd
+from fedcore.algorithms.settings import positive
 from fedcore.schedule import Weighting
 
 

@@ -15,18 +15,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from fedcore.algorithms.algorithm import (
-    Broadcast,
-    Gradient,
-    Report,
-    ServerStep,
-    State,
-    Vector,
-    choice,
-    fraction,
-    nonnegative,
-)
+from fedcore.algorithms.algorithm import Broadcast, Gradient, Report, ServerStep, State, Vector
 from fedcore.algorithms.local_training import LocalTraining, initial_state, server_sgd
+from fedcore.algorithms.settings import choice, fraction, nonnegative
 from fedcore.schedule import Weighting
 
 

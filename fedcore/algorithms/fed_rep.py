@@ -17,8 +17,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from fedcore.algorithms.algorithm import Broadcast, Carry, Gradient, Pass, Vector, choice, count
+from fedcore.algorithms.algorithm import Broadcast, Carry, Gradient, Pass, Vector
 from fedcore.algorithms.local_training import LocalTraining, PartlyLocal
+from fedcore.algorithms.settings import choice, count
 from fedcore.schedule import Loop, Weighting
 
 

@@ -16,20 +16,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-from fedcore.algorithms.algorithm import (
-    Broadcast,
-    Carry,
-    Pass,
-    Report,
-    ServerStep,
-    State,
-    Vector,
-    choice,
-    count,
-    fraction,
-    positive,
-)
+from fedcore.algorithms.algorithm import Broadcast, Carry, Pass, Report, ServerStep, State, Vector
 from fedcore.algorithms.local_training import full_gradient, initial_state, mean_gradient, server_sgd
+from fedcore.algorithms.settings import choice, count, fraction, positive
 from fedcore.schedule import Weighting
 
 

@@ -17,8 +17,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from fedcore.algorithms.algorithm import Vector, choice
+from fedcore.algorithms.algorithm import Vector
 from fedcore.algorithms.fed_adam import FedAdam
+from fedcore.algorithms.settings import choice
 
 
 @dataclass(frozen=True, slots=True)

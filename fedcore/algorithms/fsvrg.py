@@ -24,8 +24,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from fedcore.algorithms.algorithm import Broadcast, Carry, Gradient, Pass, State, Trip, Vector, choice, count, positive
+from fedcore.algorithms.algorithm import Broadcast, Carry, Gradient, Pass, State, Trip, Vector
 from fedcore.algorithms.local_training import begin_state, gather_gradient, reduced_gradient, train
+from fedcore.algorithms.settings import choice, count, positive
 from fedcore.schedule import Loop, Weighting
 
 

@@ -33,22 +33,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from fedcore.algorithms.algorithm import (
-    Broadcast,
-    Carry,
-    Measure,
-    Pass,
-    Report,
-    ServerStep,
-    State,
-    Vector,
-    count,
-    nonnegative,
-    text,
-    whole,
-)
+from fedcore.algorithms.algorithm import Broadcast, Carry, Measure, Pass, Report, ServerStep, State, Vector
 from fedcore.algorithms.clipped import indicator
 from fedcore.algorithms.question import QUESTION
+from fedcore.algorithms.settings import count, nonnegative, text, whole
 from fedcore.errors import InvalidSetting
 from fedcore.questions.question import ANSWERED, DEAD, DEVICES, OUT_OF, PREFIXES, UNKNOWN, WORDS, PrefixTree
 from fedcore.schedule import Loop, Range, Weighting

@@ -23,8 +23,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-from fedcore.algorithms.algorithm import Broadcast, Carry, Gradient, Report, ServerStep, State, Vector, choice, positive
+from fedcore.algorithms.algorithm import Broadcast, Carry, Gradient, Report, ServerStep, State, Vector
 from fedcore.algorithms.local_training import LocalSgd
+from fedcore.algorithms.settings import choice, positive
 from fedcore.schedule import Weighting
 
 

@@ -31,12 +31,8 @@ from fedcore.algorithms.algorithm import (
     ServerStep,
     State,
     Vector,
-    choice,
-    count,
-    fraction,
-    positive,
-    text,
 )
+from fedcore.algorithms.settings import choice, count, fraction, positive, text
 from fedcore.schedule import Loop, Weighting
 
 # Server SGD: the step of a server along a mean, with momentum or without.

@@ -12,8 +12,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from fedcore.algorithms.algorithm import Report, ServerStep, State, positive
+from fedcore.algorithms.algorithm import Report, ServerStep, State
 from fedcore.algorithms.local_training import LocalTraining
+from fedcore.algorithms.settings import positive
 
 
 @dataclass(frozen=True, slots=True)

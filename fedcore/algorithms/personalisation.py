@@ -21,9 +21,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-from fedcore.algorithms.algorithm import Broadcast, Carry, Pass, Report, count, positive
+from fedcore.algorithms.algorithm import Broadcast, Carry, Pass, Report
 from fedcore.algorithms.evaluation import MeasuringTwice
 from fedcore.algorithms.local_training import LocalSgd
+from fedcore.algorithms.settings import count, positive
 
 
 @dataclass(frozen=True, slots=True)

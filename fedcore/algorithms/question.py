@@ -28,20 +28,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Protocol, cast
 
-from fedcore.algorithms.algorithm import (
-    Algorithm,
-    Broadcast,
-    Carry,
-    Measure,
-    Pass,
-    Report,
-    ServerStep,
-    State,
-    Vector,
-    count,
-    text,
-)
+from fedcore.algorithms.algorithm import Algorithm, Broadcast, Carry, Measure, Pass, Report, ServerStep, State, Vector
 from fedcore.algorithms.clipped import Clipped, constants, indicator
+from fedcore.algorithms.settings import count, text
 from fedcore.errors import QuestionError
 from fedcore.questions.question import WORD, Block, Question, words_of
 from fedcore.schedule import MOST_BITS, Loop, Range, Weighting

@@ -31,10 +31,9 @@ from fedcore.algorithms.algorithm import (
     ServerStep,
     State,
     Vector,
-    choice,
-    positive,
 )
 from fedcore.algorithms.local_training import LocalSgd, full_gradient, mean_gradient
+from fedcore.algorithms.settings import choice, positive
 from fedcore.schedule import Weighting
 
 

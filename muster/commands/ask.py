@@ -292,7 +292,7 @@ def _of_dataset(
     asking.check_at_once(settings)
     with loading():
         from simulator import datasets
-        from simulator.questions import ask_population
+        from simulator.planned import ask_population
     with doing("ask") as note:
         note("load the data")
         population = datasets.load(*source, None, None)

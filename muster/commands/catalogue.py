@@ -11,20 +11,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from muster import output
 from muster.options import Data, parse_key_values
-from muster.output import (
-    Json,
-    Settings,
-    answer,
-    emit,
-    loading,
-    progress,
-    remark,
-    say,
-    say_next,
-    show_fields,
-    show_table,
-)
 from muster.project import make_project
 
 if TYPE_CHECKING:
@@ -40,7 +28,7 @@ algorithms_app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="
 
 
 @algorithms_app.command("list")
-def list_algorithms(json: Json = False) -> None:
+def list_algorithms(json: output.Json = False) -> None:
     """List every built-in algorithm, with its sizes.
 
     Also its family, and whether it runs on devices. Sizes are numbers of values, for a model of d parameters, with the
@@ -51,9 +39,9 @@ def list_algorithms(json: Json = False) -> None:
 
     algorithms = [facts_of(create(name)) for name in ALGORITHMS]
     if json:
-        return emit(algorithms)
+        return output.emit(algorithms)
     columns = ("algorithm", "family", "down", "up", "server state", "trips", "cross-device", "paper")
-    return show_table(columns, [_cells(facts) for facts in algorithms])
+    return output.show_table(columns, [_cells(facts) for facts in algorithms])
 
 
 @algorithms_app.command("show")
@@ -61,8 +49,8 @@ def show_algorithm(
     name: Annotated[
         str, typer.Argument(help="An algorithm of the list, or your own as package.module:Class or file.py:Class.")
     ],
-    settings: Settings = None,
-    json: Json = False,
+    settings: output.Settings = None,
+    json: output.Json = False,
 ) -> None:
     """Show an algorithm: its equations and settings.
 
@@ -77,13 +65,13 @@ def show_algorithm(
     check(algorithm)
     facts = facts_of(algorithm)
     if json:
-        return emit(facts)
+        return output.emit(facts)
     for line in (facts.summary, "", *facts.equations.splitlines(), ""):
-        say(line)
-    show_fields(_outline(facts))
-    say()
+        output.say(line)
+    output.show_fields(_outline(facts))
+    output.say()
     columns = ("setting", "value", "what it may be", "meaning")
-    return show_table(
+    return output.show_table(
         columns, [(setting.name, setting.value, setting.values, setting.meaning) for setting in facts.settings]
     )
 
@@ -129,7 +117,7 @@ SHOWN, BAR = 20, 40
 
 
 @data_app.command("list")
-def list_datasets(json: Json = False) -> None:
+def list_datasets(json: output.Json = False) -> None:
     """List every data set that has a name.
 
     Also how many clients it has, where its files belong, its licence, and what it is. `muster data show NAME` says its
@@ -139,7 +127,7 @@ def list_datasets(json: Json = False) -> None:
     from simulator.datasets.bundled import SOURCES
 
     if json:
-        return emit([_listed(name, dataset) for name, dataset in DATASETS.items()])
+        return output.emit([_listed(name, dataset) for name, dataset in DATASETS.items()])
     rows = [
         (
             *(name, dataset.clients or "its users", f"DIR/{folder_of(name)}" if dataset.on_disk else "–"),
@@ -147,7 +135,7 @@ def list_datasets(json: Json = False) -> None:
         )
         for name, dataset in DATASETS.items()
     ]
-    return show_table(("data set", "clients", "on disk", "licence", "what"), rows)
+    return output.show_table(("data set", "clients", "on disk", "licence", "what"), rows)
 
 
 @data_app.command("show")
@@ -161,7 +149,7 @@ def show_dataset(
     out: Annotated[
         Path | None, typer.Option(metavar="FILE", help="A picture of users and classes: .svg or .png.")
     ] = None,
-    json: Json = False,
+    json: output.Json = False,
 ) -> None:
     """Show what a data set holds: users, examples, classes.
 
@@ -172,25 +160,25 @@ def show_dataset(
     from simulator.datasets import facts_of
 
     if data is None and datasets.describe(name).on_disk:
-        return answer(_source(name), json)
+        return output.answer(_source(name), json)
     users = datasets.load(name, data, clients, partition)
     if out is not None:
         _draw(users, name if partition is None else f"{name}, {partition}", out)
     facts = facts_of(users)
     if json:
-        return emit(facts)
+        return output.emit(facts)
     shown = asdict(facts)
     del shown["labels"]
-    show_fields(shown)
+    output.show_fields(shown)
     for line in _histogram(facts):
-        say(line)
+        output.say(line)
     return None
 
 
 @data_app.command()
 def check(
     folder: Annotated[Path, typer.Argument(help="The folder that holds data sets, one of them, or your own files.")],
-    json: Json = False,
+    json: output.Json = False,
 ) -> None:
     """Check the files of data sets.
 
@@ -201,9 +189,9 @@ def check(
 
     findings = check_folder(folder)
     if json:
-        emit(findings)
+        output.emit(findings)
     else:
-        show_table(("data set", "finding", "what"), [(one.dataset, one.status, one.what) for one in findings])
+        output.show_table(("data set", "finding", "what"), [(one.dataset, one.status, one.what) for one in findings])
     if any(one.status == "wrong" for one in findings):
         raise typer.Exit(1)
 
@@ -275,7 +263,7 @@ def new(
     folder: Annotated[
         Path, typer.Argument(metavar="NAME", help="The folder to make; its last part names the Python package in it.")
     ],
-    json: Json = False,
+    json: output.Json = False,
 ) -> None:
     """Make a project that runs at once, for you to change.
 
@@ -288,11 +276,11 @@ def new(
     """
     paths = make_project(folder)
     if json:
-        return emit({"folder": str(folder), "files": [str(path) for path in paths]})
+        return output.emit({"folder": str(folder), "files": [str(path) for path in paths]})
     for path in paths:
-        say(str(path))
-    say_next("train it", ["cd", folder])
-    return remark("  muster simulate simulation.toml")
+        output.say(str(path))
+    output.say_next("train it", ["cd", folder])
+    return output.remark("  muster simulate simulation.toml")
 
 
 # `muster demo`: export, coordinator, devices and replay on one machine.
@@ -334,7 +322,7 @@ def demo(
         bool, typer.Option("--plain", help="Without secure aggregation: the coordinator sees every report.")
     ] = False,
     browser: Annotated[bool, typer.Option("--browser", help=BROWSER)] = False,
-    json: Json = False,
+    json: output.Json = False,
 ) -> None:
     """Train a digit recogniser on 60 emulated devices.
 
@@ -362,10 +350,10 @@ def demo(
     picture = (out or Path()) / PICTURE
     draw_measured({run.algorithm: run.points for run in result.algorithms}, TITLE).save(picture)
     if json:
-        emit(_summary(result, picture) | {"secure_aggregation": secure})
+        output.emit(_summary(result, picture) | {"secure_aggregation": secure})
     else:
         _show(result, picture)
-        remark(MASKED if secure else IN_CLEAR)
+        output.remark(MASKED if secure else IN_CLEAR)
 
 
 def _in_a_browser(
@@ -381,16 +369,16 @@ def _in_a_browser(
         )
     folder = out or Path()
     folder.mkdir(parents=True, exist_ok=True)
-    with loading():
+    with output.loading():
         from muster.local.browser_demo import run_browser_demo
     result = run_browser_demo(algorithm, rounds or ROUNDS_AT_PAGE, at_page - 1, seed, folder / "page.png")
     if json:
-        emit(dataclasses.asdict(result))
+        output.emit(dataclasses.asdict(result))
         return
     columns = ("rounds", "devices on Node", "rounds with the page's report", "accuracy, unseen users")
-    show_table(columns, [(result.rounds, result.devices, result.counted, f"{result.test_accuracy:.3f}")])
-    remark(f"the page said: {result.page}")
-    remark(f"a picture of the page: {result.picture}")
+    output.show_table(columns, [(result.rounds, result.devices, result.counted, f"{result.test_accuracy:.3f}")])
+    output.remark(f"the page said: {result.page}")
+    output.remark(f"a picture of the page: {result.picture}")
 
 
 def _trained(
@@ -403,11 +391,11 @@ def _trained(
 
         def begin() -> OnProgress:
             """The libraries are loaded: show a line for each algorithm."""
-            bar = stack.enter_context(progress())
+            bar = stack.enter_context(output.progress())
             lines = {name: bar.add_task(name, total=rounds, note="") for name in names}
             return lambda name, number, note: bar.update(lines[name], completed=number, note=note)
 
-        return trained(names, rounds, devices, seed, secure=secure, out=out, loading=loading, begin=begin)
+        return trained(names, rounds, devices, seed, secure=secure, out=out, loading=output.loading, begin=begin)
 
 
 def _summary(result: DemoResult, picture: Path) -> dict[str, object]:
@@ -440,25 +428,25 @@ def _show(result: DemoResult, picture: Path) -> None:
         )
         for run in result.algorithms
     ]
-    show_table(columns, rows)
+    output.show_table(columns, rows)
     _show_app(result.app)
-    remark(f"learning curves: {picture}")
+    output.remark(f"learning curves: {picture}")
 
 
 def _show_app(app: AppResult) -> None:
     """What held-out devices measured, and what one of them read."""
     from muster.pictures import drawn_in_characters
 
-    say()
+    output.say()
     interval = f"95 %: {app.low:.3f} to {app.high:.3f}"
-    say(f"{app.algorithm} on {app.devices} held-out devices: accuracy {app.accuracy:.3f} ({interval})")
-    say(f"Released to all as {app.name}, version {app.version}. One of these devices reads with it:")
+    output.say(f"{app.algorithm} on {app.devices} held-out devices: accuracy {app.accuracy:.3f} ({interval})")
+    output.say(f"Released to all as {app.name}, version {app.version}. One of these devices reads with it:")
     for start in range(0, len(app.digits), ACROSS):
         row = app.digits[start : start + ACROSS]
-        say()
+        output.say()
         for line in zip(*(drawn_in_characters(one.levels) for one in row), strict=True):
-            say(_across(line))
-        say(_across([f"a {one.read}" + (f", is {one.digit}" if one.read != one.digit else "") for one in row]))
+            output.say(_across(line))
+        output.say(_across([f"a {one.read}" + (f", is {one.digit}" if one.read != one.digit else "") for one in row]))
 
 
 def _across(cells: Sequence[str]) -> str:

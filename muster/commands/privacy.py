@@ -10,7 +10,7 @@ import msgspec
 import typer
 
 from fedcore.errors import PrivacyError
-from fedcore.privacy.settings import Noise
+from fedcore.privacy.settings import CertifiedLedger, Noise, certificate_file
 from fedcore.validation import build
 from muster.commands.stores import with_store
 from muster.options import Data, parse_key_values, with_settings
@@ -130,7 +130,6 @@ def verify(
         if signer is not None:
             raise typer.BadParameter("simulations are not signed: leave it out", param_hint="--signer")
         return _verify_run(checkpoint, json)
-    from fedcore.privacy.settings import CertifiedLedger, certificate_file
     from fedcore.privacy.verification import verify as check
 
     verdict = check(checkpoint.read_bytes(), CertifiedLedger.decode(certificate_file(checkpoint).read_bytes()), signer)

@@ -17,7 +17,7 @@ import msgspec
 import typer
 
 from muster.options import configuration, with_simulation_settings
-from muster.output import Json, emit, loading, progress, remark, show_fields, show_table
+from muster.output import Json, emit, latex, loading, plain_markdown, progress, remark, show_fields, show_table
 from muster.plain import words
 
 if TYPE_CHECKING:
@@ -298,7 +298,6 @@ def _edges(asked: str | None, runs: Sequence[SweepRun]) -> list[str]:
 def _write(out: Path, rows: Sequence[dict[str, Any]], means: Sequence[dict[str, Any]], edges: Sequence[str]) -> None:
     """Write the tables, and the heat map where two options vary."""
     from fedcore.private_files import write_whole
-    from muster.output import latex, plain_markdown
     from muster.pictures import draw_heat_map, write_svg_and_png
 
     text = io.StringIO()

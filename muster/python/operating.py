@@ -28,7 +28,7 @@ from fedcore.release import Signed
 from fedcore.signing import SigningKey
 from muster import asking
 from muster.creating import FIRST_COUNTER, Creation, Evaluated, Signs, released_for
-from muster.local.server import memory_folder
+from muster.local.server import memory_folder, starting_coordinator
 from muster.python.arguments import of_kind, speaking_python, with_settings_of
 from muster.releasing_models import trained_in
 from muster.remote import RemoteStore
@@ -307,7 +307,6 @@ def trained(  # noqa: PLR0913  # a demo's settings, and who watches
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="muster-demo-", dir=memory_folder())))
         with loading():
             # Coordinator and devices start meanwhile, on another core.
-            from muster.local.server import starting_coordinator
             from simulator.fleet.fork_servers import HERE, fork_servers
 
             modules = ",".join(filter(None, map(module_of, names)))
@@ -387,7 +386,7 @@ def ask(  # noqa: PLR0913  # one keyword for each choice
         if coordinator is not None or population is not None:
             raise TypeError("dataset answers at once: leave coordinator and population out")
         asking.check_at_once(settings)
-        from simulator.questions import ask_population  # needs torch, as no other question here does
+        from simulator.planned import ask_population  # needs torch, as no other question here does
 
         fields, users_of = _clients(dataset, data)
         return ask_population(asking.compiled(words, fields, terms), users_of, epsilon=epsilon, delta=delta)

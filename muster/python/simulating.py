@@ -22,7 +22,7 @@ from fedcore.errors import table_of
 from fedcore.params import Float32
 from fedcore.private_files import write_whole
 from fedcore.validation import offered
-from muster.pictures import Axes, draw_measured, draw_repeated
+from muster.pictures import Axes, Picture, draw_measured, draw_repeated
 from muster.python.arguments import check_trained, of_kind, progress_line, speaking_python, with_settings_of
 from simulator import datasets
 from simulator.configuration import SimulationConfig, to_config, without_numpy
@@ -40,7 +40,6 @@ from simulator.training import ACCURACY, Point, Tensors, noting
 if TYPE_CHECKING:
     import pandas as pd
 
-    from muster.pictures import Picture
     from muster.python.operating import Task
 
 

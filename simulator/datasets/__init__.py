@@ -16,16 +16,7 @@ from numpy.typing import NDArray
 from export.errors import reason
 from fedcore.validation import offered
 from simulator.configuration import HELD_OUT
-from simulator.datasets.bundled import (
-    SOURCES,
-    digits,
-    mnist_10k,
-    omniglot,
-    shakespeare,
-    shakespeare_marks,
-    verified,
-    wisdm,
-)
+from simulator.datasets import bundled
 from simulator.datasets.partitions import dealt, quadratics, sparse_logistic, synthetic
 from simulator.datasets.tff import cifar100, federated_emnist, stackoverflow, tff_shakespeare
 from simulator.datasets.user_files import is_own, leaf_femnist, leaf_shakespeare, own, svmlight
@@ -56,14 +47,16 @@ def _generated(load: Callable[..., Population], about: str, clients: int) -> Dat
 
 
 DATASETS = {
-    "digits": Dataset(digits, "handwritten digits of 8×8 pixels, bundled", on_disk=False, clients=75),
-    "wisdm": Dataset(wisdm, "activities of phone users, from accelerometers"),
-    "omniglot": Dataset(omniglot, "characters of five alphabets by writer, 28×28 pixels"),
-    "shakespeare": Dataset(shakespeare, "next characters of plays by speaking role"),
+    "digits": Dataset(bundled.digits, "handwritten digits of 8×8 pixels, bundled", on_disk=False, clients=75),
+    "wisdm": Dataset(bundled.wisdm, "activities of phone users, from accelerometers"),
+    "omniglot": Dataset(bundled.omniglot, "characters of five alphabets by writer, 28×28 pixels"),
+    "shakespeare": Dataset(bundled.shakespeare, "next characters of plays by speaking role"),
     "shakespeare_marks": Dataset(
-        shakespeare_marks, "sentences of plays by speaking role, for the mark that ends each", folder="shakespeare"
+        bundled.shakespeare_marks,
+        "sentences of plays by speaking role, for the mark that ends each",
+        folder="shakespeare",
     ),
-    "mnist_10k": Dataset(mnist_10k, "handwritten digits of 28×28 pixels", clients=125),
+    "mnist_10k": Dataset(bundled.mnist_10k, "handwritten digits of 28×28 pixels", clients=125),
     "svmlight": Dataset(svmlight, "your own sparse features and two classes, a file for each user"),
     "federated_emnist": Dataset(
         federated_emnist, "characters by writer, 28×28 pixels, as TFF publishes them", sized=True
@@ -161,11 +154,11 @@ def _loaded(name: str, dataset: Dataset, arguments: Sequence[Path | int | None])
     """What a data set's `load` gives, verified. Whatever a malformed file makes it raise becomes a DatasetError."""
     try:
         with np.errstate(over="ignore", invalid="ignore"):  # what is not finite then is refused by name
-            return verified(dataset.load(*arguments), name)
+            return bundled.verified(dataset.load(*arguments), name)
     except ModuleNotFoundError:  # of an extra that is not installed
         raise
     except DatasetError as error:
-        if dataset.on_disk and SOURCES[folder_of(name)].missing(Path(str(arguments[0]), folder_of(name))):
+        if dataset.on_disk and bundled.SOURCES[folder_of(name)].missing(Path(str(arguments[0]), folder_of(name))):
             raise DatasetError(f"{error}; {_get(name)}") from error
         raise
     except Exception as error:
@@ -208,13 +201,13 @@ def check_folder(folder: Path) -> list[Finding]:
     if not folder.is_dir():
         raise DatasetError(f"{folder} is no folder; name the one that holds data sets, or one of them")
     whole = folder.resolve()
-    names = [name for name in SOURCES if (whole / name).is_dir()]
+    names = [name for name in bundled.SOURCES if (whole / name).is_dir()]
     if names:
         others = [path.name for path in sorted(whole.iterdir()) if path.is_dir() and path.name not in DATASETS]
         return [finding for name in names for finding in _checked(name, whole)] + [
-            Finding(name, "note", f"no data set is called so; {offered(name, SOURCES)}") for name in others
+            Finding(name, "note", f"no data set is called so; {offered(name, bundled.SOURCES)}") for name in others
         ]
-    if whole.name in SOURCES:
+    if whole.name in bundled.SOURCES:
         return list(_checked(whole.name, whole.parent))
     try:
         return [Finding(str(folder), "ok", _held(load(str(whole))))]
@@ -223,7 +216,7 @@ def check_folder(folder: Path) -> list[Finding]:
 
 
 def _checked(name: str, data: Path) -> Iterator[Finding]:
-    source, folder = SOURCES[name], data / name
+    source, folder = bundled.SOURCES[name], data / name
     missing = source.missing(folder)
     if missing:
         yield Finding(name, "wrong", f"{folder} lacks {', '.join(missing)}; `muster data show {name}` says its source")

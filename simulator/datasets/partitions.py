@@ -14,7 +14,7 @@ import numpy as np
 from numpy.random import Generator
 from numpy.typing import NDArray
 
-from fedcore.algorithms.algorithm import count, parse, positive
+from fedcore.algorithms.settings import count, parse, positive
 from fedcore.errors import InvalidSetting
 from fedcore.validation import offered
 from simulator.errors import DatasetError

@@ -29,8 +29,8 @@ from simulator.fleet.faults import EmulatedDevice, PlannedFailure
 from simulator.fleet.fork_server import Ended, Start
 from simulator.fleet.fork_servers import BROWSER, DIED, HERE, EndedSessions, ForkServers, architectures, fork_servers
 from simulator.fleet.profile import Kind, assign_kinds, equal_kinds
+from simulator.planned import as_devices_hold
 from simulator.population import Population
-from simulator.questions import as_devices_hold
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,10 +10,11 @@ import pytest
 import torch
 
 from fedcore.algorithms import ALGORITHMS, create, name_of
-from fedcore.algorithms.algorithm import Pass, positive
+from fedcore.algorithms.algorithm import Pass
 from fedcore.algorithms.check import check
 from fedcore.algorithms.fed_avg import FedAvg
 from fedcore.algorithms.scaffold import Scaffold
+from fedcore.algorithms.settings import positive
 from fedcore.errors import InvalidAlgorithm, InvalidSetting, UnknownAlgorithm, UntrustedAlgorithm
 from fedcore.schedule import Loop
 
@@ -23,7 +24,7 @@ from subprocess import Popen
 from typing import ClassVar
 
 from fedcore.algorithms.fed_avg import FedAvg
-from fedcore.algorithms.algorithm import positive
+from fedcore.algorithms.settings import positive
 
 
 @dataclass(frozen=True, slots=True)

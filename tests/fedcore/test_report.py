@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from fedcore.algorithms import ALGORITHMS, create
-from fedcore.algorithms.algorithm import positive
 from fedcore.algorithms.evaluation import Ranged, Sums, means, percentiles
 from fedcore.algorithms.facts import Size, facts_of, total
 from fedcore.algorithms.fed_avg import FedAvg
+from fedcore.algorithms.settings import positive
 from fedcore.errors import ReportError
 from fedcore.params import VectorSpec
 from fedcore.report import ReportLayout, Segment

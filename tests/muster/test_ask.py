@@ -22,7 +22,7 @@ from fedcore.signing import SigningKey
 from muster.asking import Terms, Unanswered, compiled, fields_in, fields_of, parse_field
 from simulator import datasets
 from simulator.fleet.fork_servers import HERE, fork_servers
-from simulator.questions import ask_population
+from simulator.planned import ask_population
 from tests.coordinator.bundles import make_bundle
 from tests.coordinator.fork_server import wait_until
 from tests.coordinator.questions import make_question_bundle

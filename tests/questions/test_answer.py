@@ -14,8 +14,8 @@ from fedcore.questions.answer import Answer, answer, check_columns
 from fedcore.questions.functions import FUNCTIONS
 from fedcore.questions.question import Block, Call, Cell, Column, Group, Key, Number, Order, Question, Rows, Shown
 from muster.asking import Fields, Terms, compiled, fields_in
+from simulator.planned import ask_population
 from simulator.population import Population
-from simulator.questions import ask_population
 from tests.questions.graphs import planned
 from tests.questions.pooled import told
 from tests.questions.test_sql_against_sqlite import on

@@ -12,8 +12,8 @@ from export.questions.builtin import BUILTIN, BuiltIn, compile_built_in
 from fedcore.algorithms.question import PASS
 from fedcore.errors import QuestionError
 from fedcore.plan import Field
+from simulator.planned import ask_population
 from simulator.population import Population
-from simulator.questions import ask_population
 from tests.sampled import sampled
 
 FIELDS = (

@@ -11,8 +11,8 @@ from export.questions.heavy_hitters import heavy_hitters, heavy_hitters_in_words
 from fedcore.algorithms.heavy_hitters import CELL, VOTES
 from fedcore.errors import QuestionError
 from fedcore.plan import Field
+from simulator.planned import ask_population
 from simulator.population import Population
-from simulator.questions import ask_population
 from tests.questions.words import HIGH, LETTERS, as_rows, counts, f1, zipf
 from tests.sampled import sampled
 

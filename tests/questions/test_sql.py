@@ -16,8 +16,8 @@ from export.trial import TOLERANCE
 from fedcore.algorithms.algorithm import ranges_of
 from fedcore.algorithms.question import Ask
 from fedcore.plan import Field
+from simulator.planned import ask_population
 from simulator.population import Population
-from simulator.questions import ask_population
 from tests.questions.pooled import FIELDS, answered, clip, database, devices, reports, told
 from tests.questions.test_sql_against_sqlite import assert_same, drawn
 

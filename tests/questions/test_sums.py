@@ -19,8 +19,8 @@ from fedcore.algorithms.question import Ask, rows_of
 from fedcore.errors import QuestionError
 from fedcore.plan import Field
 from muster.asking import Fields, Terms, compiled
+from simulator.planned import ask_population
 from simulator.population import Population
-from simulator.questions import ask_population
 from tests.questions.graphs import planned
 from tests.questions.pooled import FAR, FIELDS, answered, database, devices, reports, told
 from tests.questions.test_sql_against_sqlite import on

@@ -16,8 +16,8 @@ from fedcore.errors import QuestionError
 from fedcore.plan import Field
 from fedcore.validation import build
 from muster.asking import Fields, Terms, begin, compiled, settings_of_question
+from simulator.planned import ask_population
 from simulator.population import Population
-from simulator.questions import ask_population
 from tests.coordinator.conftest import LINEAGE, Desk
 from tests.coordinator.questions import answer_values
 from tests.questions import pooled

@@ -42,7 +42,7 @@ except SystemExit as ended:
 LOADED = "simulator.simulation simulator.engines.processes muster.commands.simulate"
 """What these programs load: none of it tells the allocator anything."""
 FORK_AND_WORK = """
-from simulator.engines.processes import processes
+from simulator.engines import processes
 from simulator.engines.processes import compute_apart
 from simulator.engines.sums import SumsLayout
 from simulator.errors import EngineError

@@ -33,8 +33,8 @@ from simulator import datasets
 from simulator.configuration import SimulationConfig
 from simulator.datasets.bundled import MARKS
 from simulator.errors import DatasetError
+from simulator.planned import as_devices_hold, ask_population, with_tokens
 from simulator.population import Population, as_bytes
-from simulator.questions import as_devices_hold, ask_population, with_tokens
 from simulator.simulation import Overrides, simulate
 from tests.questions.words import HIGH, LETTERS, as_rows, counts, f1, zipf
 from tests.sampled import sampled

@@ -82,7 +82,6 @@ def padded(active: int, clients: int) -> int:
     return min(-(-active // unit) * unit, clients)
 
 
-LOG = logging.getLogger(__name__)
 aten = torch.ops.aten
 T = TypeVar("T")
 
@@ -340,7 +339,7 @@ class Programs:
     def _say(self, why: str) -> None:
         """Say once that steps are not run from recordings."""
         if not self._said:
-            LOG.warning("%s, so steps are not recorded, and training takes longer than it could", why)
+            log.warning("%s, so steps are not recorded, and training takes longer than it could", why)
         self._said = True
 
 
