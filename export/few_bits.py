@@ -140,8 +140,7 @@ def in_few_bits(module: M, bits: int, chosen: Callable[[str], bool] = lambda pat
     """
     if bits not in BITS:
         raise InvalidModel(f"weights in {bits} bits; there are 8 and 4")
-    codes: dict[int, Codes] = {}
-    forms: dict[int, nn.Module] = {}
+    codes, forms = dict[int, Codes](), dict[int, nn.Module]()
     every = module.named_modules(remove_duplicate=False)  # a layer may have several paths
     found = [(path, layer) for path, layer in every if type(layer) in FORMS or _scale(layer)]
     for path, layer in found:
@@ -153,9 +152,8 @@ def in_few_bits(module: M, bits: int, chosen: Callable[[str], bool] = lambda pat
         if id(weight) not in codes:
             codes[id(weight)] = Codes(_rows(layer), bits)
         parent, _, name = path.rpartition(".")
-        if id(layer) not in forms:
-            forms[id(layer)] = FORMS.get(type(layer), EmbeddingInFewBits)(layer, codes[id(weight)])
-        setattr(module.get_submodule(parent), name, forms[id(layer)])
+        form = FORMS.get(type(layer), EmbeddingInFewBits)(layer, codes[id(weight)])
+        setattr(module.get_submodule(parent), name, forms.setdefault(id(layer), form))
     return module
 
 

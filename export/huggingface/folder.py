@@ -269,13 +269,7 @@ def build(pretrained: Pretrained, padding: modules.Padding) -> nn.Module:
         inside, text = "model.", modules.Sentences(model, padding, modules.pooling_of(Path(pretrained.folder)))
     elif "SequenceClassification" in pretrained.kind.kind and hasattr(model, "score"):
         text = modules.LastToken(model, padding)
-    try:
-        modules.check_masks(pretrained.folder, text, pretrained.tokens, pretrained.task == "causal-lm")
-    except InvalidModel:
-        raise
-    except Exception as error:  # whatever the library raises for want of images, sounds or places on a page
-        what = f"{type(model).__name__} does not run on {pretrained.tokens} tokens alone"
-        raise InvalidModel(f"{pretrained.folder}: {what}: {reason(error)}") from error
+    _check_masks(pretrained, text)
     names = [name for name, _ in text.named_parameters()]
     head = [name for name in names if not name.startswith(inside) or name.removeprefix("model.") in drawn]
     train = head if pretrained.kind.has_head else ()
@@ -285,6 +279,16 @@ def build(pretrained: Pretrained, padding: modules.Padding) -> nn.Module:
     text = lora(text, pretrained.rank or 1, adapted, train, freeze_a=pretrained.freeze_a)
     text.without_logits = pretrained.task == "causal-lm" and _are_plain_products(text.model, pretrained.tokens)
     return text
+
+
+def _check_masks(pretrained: Pretrained, text: modules.Text) -> None:
+    try:
+        modules.check_masks(pretrained.folder, text, pretrained.tokens, pretrained.task == "causal-lm")
+    except InvalidModel:
+        raise
+    except Exception as error:  # whatever the library raises for want of images, sounds or places on a page
+        what = f"{type(text.model).__name__} does not run on {pretrained.tokens} tokens alone"
+        raise InvalidModel(f"{pretrained.folder}: {what}: {reason(error)}") from error
 
 
 def _check_length(pretrained: Pretrained, longest: int | None) -> None:

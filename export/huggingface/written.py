@@ -76,8 +76,7 @@ def write_adapters(pretrained: Pretrained, values: Values, folder: Path) -> None
 def write_merged(pretrained: Pretrained, values: Values, folder: Path) -> None:
     """Write the whole model with its adapters added to its weights, which `from_pretrained` of transformers reads.
 
-    The folder's tokenizer and modules of sentence-transformers are copied. Arguments and errors: as `write_adapters`;
-    and for layers with one weight, to which each would add its own adapters.
+    Arguments and errors: as `write_adapters`; and for layers with one weight, to which each would add its own adapters.
     """
     model = _trained(pretrained, values)
     ids = torch.arange(pretrained.tokens)[None] % model.config.vocab_size
