@@ -90,7 +90,7 @@ def test_reports_and_other_requests_share_a_turn_and_a_limit():
 
 
 @pytest.mark.parametrize("asleep", [False, True])
-def test_a_report_wakes_only_a_driver_that_sleeps_and_waking_it_leaves_nothing_behind(asleep):
+def test_a_report_wakes_only_a_driver_that_sleeps(asleep):
     inbox, report = Inbox(4), CountReport("a", "1" * 64, report_vector([0, 0, 0, 0], 1))
     with ThreadPoolExecutor(1) as driver:
         taken = driver.submit(inbox.take, 2, 600.0, asleep=asleep)
