@@ -37,8 +37,6 @@ from fedcore.checkpoint import frozen_specs_of
 from fedcore.plan import EXAMPLE, FROZEN, PARAMS, PREDICT, BlobRef, Dtype, Field, PredictPlan, prefixed, unprefixed
 from fedcore.validation import offered
 
-# The formats of graphs for devices, and the writer of each.
-
 
 @dataclass(frozen=True, slots=True)
 class Format:

@@ -175,9 +175,6 @@ def _examples(users: Population, classes: int) -> tuple[Array, Array]:
     return np.hstack([x, np.ones((len(x), 1))]), targets
 
 
-# Distributed optimizers of linear models, by name: CoCoA+, DANE and sparse FSVRG.
-
-
 # CoCoA+: every client ascends the dual of its own part of the problem, and all steps are added.
 #
 # Ma, Smith, Jaggi, Jordan, Richtárik, Takáč, "Adding vs. averaging in distributed primal-dual optimization", ICML 2015,

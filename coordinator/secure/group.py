@@ -365,9 +365,6 @@ class Group:
             self.failure = "secagg-failed"
 
 
-# Unmasker: processes that take the masks off sums, so that no device and no other round waits for it.
-
-
 MOST_PROCESSES = 8
 
 

@@ -255,9 +255,6 @@ def one_line(error: BaseException | None) -> str:
     return " ".join(str(error).split())
 
 
-# The database: its revisions, connections and transactions.
-
-
 # Migrations: the revision of a database's tables, and the way to another one. Alembic does the work.
 #
 # The revisions lie in the folder `revisions`. One that was released stays as it is; a change of `tables.py` then gets

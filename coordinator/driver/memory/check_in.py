@@ -334,9 +334,6 @@ def _has_offer(session: Session, tasks: Iterable[LoadedTask]) -> bool:
     return any(not session.eligibility.obstacle(task.id, task.needs) for task in mine)
 
 
-# Memory of a driver: all that its thread keeps between turns. The store's rows are the truth.
-
-
 class Memory:
     """Loaded tasks, their open rounds and sums, and the devices that take part. Only the driver's thread changes it.
 
