@@ -19,17 +19,6 @@ from coordinator.settings import Settings
 from coordinator.store.database import Database
 from fedcore.signing import key_text
 from fedcore.wire import messages
-from fedcore.wire.messages import (
-    AndroidKey,
-    CheckIn,
-    Enrol,
-    Enrolled,
-    HeldCredential,
-    SharedSecret,
-    Unattested,
-    attestation_challenge,
-    shared_secret_proof,
-)
 from fedcore.wire.signatures import PublicKey, SignableRequest, Signer, content_digest, device_id
 from secagg.keys import issue
 from tests.authority.android import Maker
@@ -40,7 +29,7 @@ from tests.coordinator.test_secure_api import hear, say
 from tests.servers import serving
 
 CHECKINS = "/v1/populations/phones/checkins"
-HELLO = messages.encode(CheckIn(capabilities=CAPABILITIES, examples={"default": 10}))
+HELLO = messages.encode(messages.CheckIn(capabilities=CAPABILITIES, examples={"default": 10}))
 
 
 @pytest.fixture
@@ -76,7 +65,7 @@ def signed_check_in(client, name="a", **changes):
 @pytest.mark.parametrize("key", [Ed25519PrivateKey.generate(), ec.generate_private_key(ec.SECP256R1())])
 def test_a_key_enrols_once_and_signs_from_then_on(register, client, rows, key):
     register()
-    first, again = (messages.decode(enrol(client, key).content, Enrolled) for _ in range(2))
+    first, again = (messages.decode(enrol(client, key).content, messages.Enrolled) for _ in range(2))
     assert first == again
     assert first.device == device_id(PublicKey.of(key).text)
     ((row,), *_) = rows()
@@ -88,7 +77,7 @@ def test_a_key_enrols_once_and_signs_from_then_on(register, client, rows, key):
 
 def test_only_who_holds_a_key_can_enrol_it(client, rows):
     mine, theirs = Ed25519PrivateKey.generate(), Ed25519PrivateKey.generate()
-    body = messages.encode(Enrol(attestation=Unattested()))
+    body = messages.encode(messages.Enrol(attestation=messages.Unattested()))
     stolen = SignedBy(Signer(PublicKey.of(theirs).text, mine))
     refused(client.post("/v1/devices", content=body, auth=stolen), "forged-signature")
     refused(
@@ -116,7 +105,9 @@ SECRET = b"a secret of the whole fleet"
 
 
 def proof(key, at, secret=SECRET):
-    return Enrol(attestation=SharedSecret(shared_secret_proof(secret, PublicKey.of(key).text, at)))
+    return messages.Enrol(
+        attestation=messages.SharedSecret(messages.shared_secret_proof(secret, PublicKey.of(key).text, at))
+    )
 
 
 def test_enrolment_secret_admits_only_devices_that_prove_it(store, tmp_path):
@@ -133,7 +124,7 @@ def test_enrolment_secret_admits_only_devices_that_prove_it(store, tmp_path):
             return client.post("/v1/devices", content=messages.encode(message), auth=signed)
 
         for wrong in (
-            Enrol(attestation=Unattested()),
+            messages.Enrol(attestation=messages.Unattested()),
             proof(key, now, b"another secret, as long"),
             proof(other, now),
             proof(key, now - 1),
@@ -170,11 +161,16 @@ def test_a_credential_of_the_authority_admits_its_device_and_no_other(store, tmp
 
     def held(of=key, signer=authority, until=now + 60):
         device = bytes.fromhex(device_id(PublicKey.of(of).text))
-        return Enrol(attestation=HeldCredential(secagg, issue(signer, secagg, device, until)))
+        return messages.Enrol(attestation=messages.HeldCredential(secagg, issue(signer, secagg, device, until)))
 
     named = {"authority": key_text(authority.public_key().public_bytes_raw()), "authority_url": "https://a.example"}
     with serving(Settings(**place, accept_unattested=False, **named)) as url, httpx2.Client(base_url=url) as client:
-        for wrong in (Enrol(attestation=Unattested()), held(of=other), held(signer=other), held(until=now - 400)):
+        for wrong in (
+            messages.Enrol(attestation=messages.Unattested()),
+            held(of=other),
+            held(signer=other),
+            held(until=now - 400),
+        ):
             refused(enrol(client, key, wrong), "not-attested")
         assert enrol(client, key, held()).status_code == 200
     with store.database.reading() as records:
@@ -188,8 +184,8 @@ def test_coordinator_enrols_phones_that_their_platform_attests(store, tmp_path):
     place = {"database": f"sqlite:///{tmp_path}/state.db", "blobs": tmp_path / "blobs", "port": 0}
     maker, now = Maker(dt.datetime.now(dt.UTC)), int(time.time())
     key, other = Ed25519PrivateKey.generate(), ec.generate_private_key(ec.SECP256R1())
-    chain = maker.chain(attestation_challenge(PublicKey.of(key).text, now))
-    evidence = messages.encode(Enrol(attestation=AndroidKey(chain)))
+    chain = maker.chain(messages.attestation_challenge(PublicKey.of(key).text, now))
+    evidence = messages.encode(messages.Enrol(attestation=messages.AndroidKey(chain)))
     settings = Settings(**place, accept_unattested=False, android_file=maker.settings(tmp_path))
     with serving(settings) as url, httpx2.Client(base_url=url) as client:
 

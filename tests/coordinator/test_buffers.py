@@ -8,19 +8,8 @@ from msgspec.structs import replace
 
 from coordinator.commands import CountReport
 from coordinator.errors import DatabaseLocked, InvalidTask, NoLongerNeeded, TooStale, Unavailable, UnexpectedEvent
+from coordinator.rules import rounds
 from coordinator.rules.buffers import discount, open_buffer, places, step
-from coordinator.rules.rounds import (
-    Abandon,
-    Aborted,
-    Aggregated,
-    Configured,
-    Expired,
-    Lost,
-    Reported,
-    RoundPolicy,
-    Select,
-    Waiting,
-)
 from coordinator.rules.states import RoundState, TaskState
 from coordinator.rules.task_settings import Buffered, ClearReports, Secagg, TaskSettings
 from coordinator.store.garbage_collection import Retention, collect
@@ -29,7 +18,7 @@ from fedcore.report import Segment
 from tests.coordinator.bundles import START, make_bundle, make_plan, report_vector
 from tests.coordinator.conftest import states
 
-POLICY = RoundPolicy(
+POLICY = rounds.RoundPolicy(
     goal=2, minimum=2, over_selection=1.0, selection_timeout_s=60, reporting_deadline_s=600, concurrency=3
 )
 X, Y = np.array([8.0, 0, 0, 0]), np.array([0, 8.0, 0, 0])
@@ -66,40 +55,56 @@ def count(given, delta):
 
 def test_whoever_comes_is_drawn_up_to_the_concurrency():
     fresh = open_buffer(POLICY, taken_over=1)
-    assert step(fresh, Waiting(1)) == (fresh, (Select(1),))
-    assert step(fresh, Waiting(9)) == (fresh, (Select(2),))
-    full = after(fresh, Configured(2))
-    assert (places(full), step(full, Waiting(9))) == (0, (full, ()))
-    assert places(after(full, Lost(1), Reported())) == 2
+    assert step(fresh, rounds.Waiting(1)) == (fresh, (rounds.Select(1),))
+    assert step(fresh, rounds.Waiting(9)) == (fresh, (rounds.Select(2),))
+    full = after(fresh, rounds.Configured(2))
+    assert (places(full), step(full, rounds.Waiting(9))) == (0, (full, ()))
+    assert places(after(full, rounds.Lost(1), rounds.Reported())) == 2
 
 
 def test_the_goal_ends_the_buffer_and_leaves_devices_at_work():
-    done = after(open_buffer(POLICY, taken_over=2), Configured(1), Reported(4), Reported(0))
+    done = after(open_buffer(POLICY, taken_over=2), rounds.Configured(1), rounds.Reported(4), rounds.Reported(0))
     assert (done.state, done.staleness, done.outstanding) == (RoundState.AGGREGATING, (1, 0, 0, 0, 1), 1)
     with pytest.raises(UnexpectedEvent):
-        step(done, Reported(0))
-    committed = after(done, Aborted(), Aggregated())
+        step(done, rounds.Reported(0))
+    committed = after(done, rounds.Aborted(), rounds.Aggregated())
     assert (committed.state, committed.aborted, committed.outstanding) == (RoundState.COMMITTED, 1, 0)
     assert discount(done.staleness) == pytest.approx((1 + 5**-0.5) / 2)
 
 
-@pytest.mark.parametrize("event", [Aborted(), Expired(1), Lost(1)])
+@pytest.mark.parametrize("event", [rounds.Aborted(), rounds.Expired(1), rounds.Lost(1)])
 def test_a_buffer_without_reports_ends_after_as_many_failures_as_places(event):
-    failing = after(open_buffer(POLICY), Configured(3), event, event)
+    failing = after(open_buffer(POLICY), rounds.Configured(3), event, event)
     assert failing.state is RoundState.REPORTING
     assert after(failing, event).reason == "too-few-reports"
 
 
 def test_a_device_that_fails_again_and_again_counts_once():
-    failing = after(open_buffer(POLICY), Configured(3), Aborted(), Aborted(again=True), Expired(1, again=1))
-    assert after(failing, Configured(3), Aborted(again=True), Lost(1, again=1)).state is RoundState.REPORTING
-    assert after(failing, Configured(3), Aborted(), Lost(1)).reason == "too-few-reports"
+    failing = after(
+        open_buffer(POLICY),
+        rounds.Configured(3),
+        rounds.Aborted(),
+        rounds.Aborted(again=True),
+        rounds.Expired(1, again=1),
+    )
+    assert (
+        after(failing, rounds.Configured(3), rounds.Aborted(again=True), rounds.Lost(1, again=1)).state
+        is RoundState.REPORTING
+    )
+    assert after(failing, rounds.Configured(3), rounds.Aborted(), rounds.Lost(1)).reason == "too-few-reports"
 
 
 def test_devices_that_vanish_do_not_end_a_buffer_that_has_a_report():
-    proven = after(open_buffer(POLICY), Configured(3), Reported(), Lost(2), Configured(3), Lost(3))
+    proven = after(
+        open_buffer(POLICY),
+        rounds.Configured(3),
+        rounds.Reported(),
+        rounds.Lost(2),
+        rounds.Configured(3),
+        rounds.Lost(3),
+    )
     assert proven.state is RoundState.REPORTING
-    assert after(proven, Abandon("cancelled")).reason == "cancelled"
+    assert after(proven, rounds.Abandon("cancelled")).reason == "cancelled"
 
 
 @pytest.mark.parametrize(

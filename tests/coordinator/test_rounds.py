@@ -9,207 +9,194 @@ from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from coordinator.errors import UnexpectedEvent
-from coordinator.rules.rounds import (
-    FAILURES,
-    Abandon,
-    Aborted,
-    Aggregated,
-    Configured,
-    EndAssignments,
-    Expired,
-    Lost,
-    Release,
-    Reported,
-    Round,
-    RoundPolicy,
-    Select,
-    Summed,
-    Tick,
-    TurnAway,
-    Waiting,
-    back_off_s,
-    open_round,
-    step,
-)
+from coordinator.rules import rounds
 from coordinator.rules.states import AssignmentState, RoundState, TaskState, move
 
-POLICY = RoundPolicy(goal=10, minimum=4, over_selection=1.3, selection_timeout_s=5, reporting_deadline_s=60)
+POLICY = rounds.RoundPolicy(goal=10, minimum=4, over_selection=1.3, selection_timeout_s=5, reporting_deadline_s=60)
 
 
 def reporting(assigned=13, policy=POLICY):
-    configuring, _ = step(open_round(policy, 0), Waiting(assigned), policy.selection_timeout_s)
-    return step(configuring, Configured(assigned), 10)[0]
+    configuring, _ = rounds.step(rounds.open_round(policy, 0), rounds.Waiting(assigned), policy.selection_timeout_s)
+    return rounds.step(configuring, rounds.Configured(assigned), 10)[0]
 
 
 def after(round_, *events, now=10.0):
     for event in events:
-        round_, _ = step(round_, event, now)
+        round_, _ = rounds.step(round_, event, now)
     return round_
 
 
 def test_selection_ends_as_soon_as_goal_times_over_selection_wait():
-    round_ = open_round(POLICY, 0)
-    assert step(round_, Waiting(12), 1) == (round_, ())
-    selected, effects = step(round_, Waiting(20), 1)
-    assert (selected.state, effects) == (RoundState.CONFIGURING, (Select(13),))
+    round_ = rounds.open_round(POLICY, 0)
+    assert rounds.step(round_, rounds.Waiting(12), 1) == (round_, ())
+    selected, effects = rounds.step(round_, rounds.Waiting(20), 1)
+    assert (selected.state, effects) == (RoundState.CONFIGURING, (rounds.Select(13),))
 
 
 @pytest.mark.parametrize(("goal", "over", "cohort"), [(10, 1.3, 13), (100, 1.1, 110), (3, 1.3, 4), (1, 1.0, 1)])
 def test_cohort_is_goal_times_over_selection_rounded_up(goal, over, cohort):
-    assert RoundPolicy(goal, 1, over, 1, 1).cohort == cohort
+    assert rounds.RoundPolicy(goal, 1, over, 1, 1).cohort == cohort
 
 
 def test_selection_timeout_takes_who_is_there_from_the_minimum_on():
-    selected, effects = step(open_round(POLICY, 0), Waiting(4), 5)
-    assert (selected.state, effects) == (RoundState.CONFIGURING, (Select(4),))
+    selected, effects = rounds.step(rounds.open_round(POLICY, 0), rounds.Waiting(4), 5)
+    assert (selected.state, effects) == (RoundState.CONFIGURING, (rounds.Select(4),))
 
 
 def test_selection_timeout_with_too_few_turns_devices_away():
-    abandoned, effects = step(open_round(POLICY, 0), Waiting(3), 5)
+    abandoned, effects = rounds.step(rounds.open_round(POLICY, 0), rounds.Waiting(3), 5)
     assert (abandoned.state, abandoned.reason) == (RoundState.ABANDONED, "too-few-devices")
-    assert effects == (TurnAway(),)
+    assert effects == (rounds.TurnAway(),)
 
 
 def test_held_round_draws_nobody_and_has_no_deadline():
-    held = open_round(POLICY, 0, held=True)
-    assert step(held, Waiting(99, held=True), 1000) == (held, ())
-    assert step(held, Tick(), 1000) == (held, ())
+    held = rounds.open_round(POLICY, 0, held=True)
+    assert rounds.step(held, rounds.Waiting(99, held=True), 1000) == (held, ())
+    assert rounds.step(held, rounds.Tick(), 1000) == (held, ())
 
 
 def test_released_round_draws_at_once_whom_it_has_waited_for():
-    held = open_round(POLICY, 0, held=True)
-    whole, effects = step(held, Waiting(20), 1)
-    assert (whole.state, whole.held, effects) == (RoundState.CONFIGURING, False, (Release(), Select(13)))
-    assert step(held, Waiting(4), 100)[1] == (Release(), Select(4))
+    held = rounds.open_round(POLICY, 0, held=True)
+    whole, effects = rounds.step(held, rounds.Waiting(20), 1)
+    assert (whole.state, whole.held, effects) == (RoundState.CONFIGURING, False, (rounds.Release(), rounds.Select(13)))
+    assert rounds.step(held, rounds.Waiting(4), 100)[1] == (rounds.Release(), rounds.Select(4))
 
 
 def test_released_round_with_too_few_devices_waits_its_whole_timeout():
-    released, effects = step(open_round(POLICY, 0, held=True), Waiting(3), 100)
-    assert (released.state, released.deadline, effects) == (RoundState.SELECTING, 105, (Release(),))
-    assert step(released, Waiting(3), 105)[0].reason == "too-few-devices"
+    released, effects = rounds.step(rounds.open_round(POLICY, 0, held=True), rounds.Waiting(3), 100)
+    assert (released.state, released.deadline, effects) == (RoundState.SELECTING, 105, (rounds.Release(),))
+    assert rounds.step(released, rounds.Waiting(3), 105)[0].reason == "too-few-devices"
 
 
 def test_failed_attempts_pause_ever_longer_up_to_a_quarter_of_an_hour():
-    assert [back_off_s(failures) for failures in range(5)] == [0, 0, 15, 30, 60]
-    assert back_off_s(10**6) == 900
+    assert [rounds.back_off_s(failures) for failures in range(5)] == [0, 0, 15, 30, 60]
+    assert rounds.back_off_s(10**6) == 900
 
 
 def test_goal_ends_reporting_and_expires_the_rest():
-    round_ = after(reporting(), *[Reported()] * 9)
+    round_ = after(reporting(), *[rounds.Reported()] * 9)
     assert round_.state is RoundState.REPORTING
-    done, effects = step(round_, Reported(), 10)
+    done, effects = rounds.step(round_, rounds.Reported(), 10)
     assert (done.state, done.reported, effects) == (
         RoundState.AGGREGATING,
         10,
-        (EndAssignments(AssignmentState.NOT_NEEDED),),
+        (rounds.EndAssignments(AssignmentState.NOT_NEEDED),),
     )
 
 
 @pytest.mark.parametrize(("reported", "state"), [(3, RoundState.ABANDONED), (4, RoundState.AGGREGATING)])
 def test_deadline_commits_from_the_minimum_on(reported, state):
-    round_ = after(reporting(), *[Reported()] * reported)
-    assert step(round_, Tick(), 69.9)[0] == round_
-    assert step(round_, Tick(), 70)[0].state is state
+    round_ = after(reporting(), *[rounds.Reported()] * reported)
+    assert rounds.step(round_, rounds.Tick(), 69.9)[0] == round_
+    assert rounds.step(round_, rounds.Tick(), 70)[0].state is state
 
 
 @pytest.mark.parametrize(("reported", "state"), [(3, RoundState.ABANDONED), (4, RoundState.AGGREGATING)])
 def test_round_ends_early_when_nobody_is_left_to_report(reported, state):
-    round_ = after(reporting(), *[Reported()] * reported, *[Aborted()] * (12 - reported))
+    round_ = after(reporting(), *[rounds.Reported()] * reported, *[rounds.Aborted()] * (12 - reported))
     assert round_.state is RoundState.REPORTING
-    assert after(round_, Aborted()).state is state
+    assert after(round_, rounds.Aborted()).state is state
 
 
 def test_deadline_cuts_off_whoever_is_still_there():
-    done, effects = step(after(reporting(), *[Reported()] * 5, Lost(2)), Tick(), 70)
-    assert (done.expired, done.outstanding, effects) == (6, 0, (EndAssignments(AssignmentState.EXPIRED),))
+    done, effects = rounds.step(after(reporting(), *[rounds.Reported()] * 5, rounds.Lost(2)), rounds.Tick(), 70)
+    assert (done.expired, done.outstanding, effects) == (6, 0, (rounds.EndAssignments(AssignmentState.EXPIRED),))
 
 
 def test_lost_devices_are_replaced_as_far_as_the_goal_lacks_them():
-    round_ = after(reporting(13), *[Reported()] * 6, Lost(5))
-    assert step(round_, Waiting(9), 11) == (round_, (Select(2),))
-    assert step(round_, Waiting(1), 11) == (round_, (Select(1),))
-    replaced = after(round_, Configured(2))
-    assert (replaced.assigned, replaced.attainable, step(replaced, Waiting(9), 11)) == (15, 10, (replaced, ()))
+    round_ = after(reporting(13), *[rounds.Reported()] * 6, rounds.Lost(5))
+    assert rounds.step(round_, rounds.Waiting(9), 11) == (round_, (rounds.Select(2),))
+    assert rounds.step(round_, rounds.Waiting(1), 11) == (round_, (rounds.Select(1),))
+    replaced = after(round_, rounds.Configured(2))
+    assert (replaced.assigned, replaced.attainable, rounds.step(replaced, rounds.Waiting(9), 11)) == (
+        15,
+        10,
+        (replaced, ()),
+    )
 
 
 def test_devices_that_gave_up_are_not_replaced():
-    round_ = after(reporting(13), *[Aborted()] * 5)
-    assert step(round_, Waiting(9), 11) == (round_, ())
+    round_ = after(reporting(13), *[rounds.Aborted()] * 5)
+    assert rounds.step(round_, rounds.Waiting(9), 11) == (round_, ())
 
 
 def test_no_more_than_a_cohort_is_replaced_and_nobody_late_in_the_round():
-    all_lost = after(reporting(13), Lost(13))
-    assert after(all_lost, Tick()).reason == "too-few-reports"
-    some_lost = after(all_lost, Configured(10), Lost(5))
+    all_lost = after(reporting(13), rounds.Lost(13))
+    assert after(all_lost, rounds.Tick()).reason == "too-few-reports"
+    some_lost = after(all_lost, rounds.Configured(10), rounds.Lost(5))
     assert some_lost.missing(10) == 3
-    last = after(some_lost, Configured(3))
+    last = after(some_lost, rounds.Configured(3))
     assert (last.replaced, last.assigned, last.missing(10)) == (13, 26, 0)
-    assert after(last, Lost(8)).reason == "too-few-reports"
-    assert after(reporting(13), Lost(13)).missing(41) == 0
+    assert after(last, rounds.Lost(8)).reason == "too-few-reports"
+    assert after(reporting(13), rounds.Lost(13)).missing(41) == 0
 
 
 def test_round_short_of_its_minimum_waits_briefly_for_replacements():
-    round_ = after(reporting(13), Lost(10))
-    assert after(round_, Waiting(0), now=12.9).state is RoundState.REPORTING
-    assert after(round_, Waiting(0), now=13).state is RoundState.ABANDONED
-    assert step(after(round_, Waiting(0), now=12.9), Waiting(1), 12.9)[1] == (Select(1),)
-    assert after(round_, Configured(1), Waiting(0), now=13).state is RoundState.REPORTING
+    round_ = after(reporting(13), rounds.Lost(10))
+    assert after(round_, rounds.Waiting(0), now=12.9).state is RoundState.REPORTING
+    assert after(round_, rounds.Waiting(0), now=13).state is RoundState.ABANDONED
+    assert rounds.step(after(round_, rounds.Waiting(0), now=12.9), rounds.Waiting(1), 12.9)[1] == (rounds.Select(1),)
+    assert after(round_, rounds.Configured(1), rounds.Waiting(0), now=13).state is RoundState.REPORTING
 
 
 def test_round_ends_at_once_when_its_minimum_is_out_of_reach():
-    assert after(reporting(13), *[Aborted()] * 9).state is RoundState.REPORTING
-    ended, effects = step(after(reporting(13), *[Aborted()] * 9), Aborted(), 10)
+    assert after(reporting(13), *[rounds.Aborted()] * 9).state is RoundState.REPORTING
+    ended, effects = rounds.step(after(reporting(13), *[rounds.Aborted()] * 9), rounds.Aborted(), 10)
     assert (ended.state, ended.reason) == (RoundState.ABANDONED, "too-few-reports")
-    assert effects == (EndAssignments(AssignmentState.NOT_NEEDED),)
-    assert after(reporting(13), Lost(10), Tick()).state is RoundState.ABANDONED
+    assert effects == (rounds.EndAssignments(AssignmentState.NOT_NEEDED),)
+    assert after(reporting(13), rounds.Lost(10), rounds.Tick()).state is RoundState.ABANDONED
 
 
 @pytest.mark.parametrize(
     ("events", "reason"),
     [
-        ((Lost(10),), "too-few-reports"),
-        ((Lost(10, proven=True),), "devices-lost"),
-        ((Reported(), Lost(12)), "devices-lost"),
-        ((Reported(), *[Aborted()] * 10), "too-few-reports"),
+        ((rounds.Lost(10),), "too-few-reports"),
+        ((rounds.Lost(10, proven=True),), "devices-lost"),
+        ((rounds.Reported(), rounds.Lost(12)), "devices-lost"),
+        ((rounds.Reported(), *[rounds.Aborted()] * 10), "too-few-reports"),
     ],
     ids=["nobody carried it out", "somebody trained", "somebody reported", "they gave up"],
 )
 def test_attempt_fails_unless_some_reported_and_devices_only_vanished(events, reason):
-    ended = after(reporting(13), *events, Tick())
+    ended = after(reporting(13), *events, rounds.Tick())
     assert (ended.state, ended.reason) == (RoundState.ABANDONED, reason)
-    assert (reason in FAILURES) is (reason == "too-few-reports")
+    assert (reason in rounds.FAILURES) is (reason == "too-few-reports")
 
 
 @pytest.mark.parametrize(
     ("events", "reason"),
     [
-        ((Expired(9),), "devices-lost"),
-        ((Expired(10),), "too-few-reports"),
-        ((Expired(10, again=1),), "devices-lost"),
-        ((*[Aborted(again=True)] * 3, Expired(10, again=1)), "too-few-reports"),
-        ((Lost(4), Expired(9)), "devices-lost"),
+        ((rounds.Expired(9),), "devices-lost"),
+        ((rounds.Expired(10),), "too-few-reports"),
+        ((rounds.Expired(10, again=1),), "devices-lost"),
+        ((*[rounds.Aborted(again=True)] * 3, rounds.Expired(10, again=1)), "too-few-reports"),
+        ((rounds.Lost(4), rounds.Expired(9)), "devices-lost"),
     ],
     ids=["enough others", "too few others", "some were late before", "all failed", "vanished"],
 )
 def test_secure_attempt_fails_by_devices_that_are_late_for_the_first_time(events, reason):
     late = after(reporting(13), *events)
     assert late.state is RoundState.REPORTING
-    ended, effects = step(late, Summed(0), 10)
+    ended, effects = rounds.step(late, rounds.Summed(0), 10)
     assert (ended.state, ended.reason) == (RoundState.ABANDONED, reason)
-    assert effects == (EndAssignments(AssignmentState.EXPIRED if late.timed_out else AssignmentState.NOT_NEEDED),)
+    assert effects == (
+        rounds.EndAssignments(AssignmentState.EXPIRED if late.timed_out else AssignmentState.NOT_NEEDED),
+    )
 
 
 def test_report_at_the_deadline_is_not_taken():
     with pytest.raises(UnexpectedEvent, match="deadline 70"):
-        step(reporting(), Reported(), 70)
+        rounds.step(reporting(), rounds.Reported(), 70)
 
 
-@pytest.mark.parametrize("event", [Waiting(3), Configured(1), Reported(), Aborted(), Aggregated()])
+@pytest.mark.parametrize(
+    "event", [rounds.Waiting(3), rounds.Configured(1), rounds.Reported(), rounds.Aborted(), rounds.Aggregated()]
+)
 def test_ended_round_takes_no_event_but_time_and_abandonment(event):
-    ended = after(reporting(), Abandon("cancelled"))
-    assert after(ended, Tick(), Abandon("again")) == ended
+    ended = after(reporting(), rounds.Abandon("cancelled"))
+    assert after(ended, rounds.Tick(), rounds.Abandon("again")) == ended
     with pytest.raises(UnexpectedEvent):
-        step(ended, event, 11)
+        rounds.step(ended, event, 11)
 
 
 def test_assignments_and_tasks_end_once():
@@ -230,12 +217,14 @@ LEGAL = {
     RoundState.ABANDONED: {RoundState.ABANDONED},
 }
 EVENTS = st.one_of(
-    st.builds(Waiting, st.integers(0, 20), st.booleans()),
-    st.builds(Configured, st.integers(0, 20)),
-    st.builds(Summed, st.integers(0, 20)),
-    st.builds(Lost, st.integers(0, 20), st.booleans()),
-    st.builds(Expired, st.integers(0, 20)),
-    st.sampled_from([Reported(), Reported(), Reported(), Aborted(), Tick(), Aggregated()]),
+    st.builds(rounds.Waiting, st.integers(0, 20), st.booleans()),
+    st.builds(rounds.Configured, st.integers(0, 20)),
+    st.builds(rounds.Summed, st.integers(0, 20)),
+    st.builds(rounds.Lost, st.integers(0, 20), st.booleans()),
+    st.builds(rounds.Expired, st.integers(0, 20)),
+    st.sampled_from(
+        [rounds.Reported(), rounds.Reported(), rounds.Reported(), rounds.Aborted(), rounds.Tick(), rounds.Aggregated()]
+    ),
 )
 
 
@@ -244,13 +233,13 @@ class RoundMachine(RuleBasedStateMachine):
 
     @initialize(goal=st.integers(1, 6), share=st.floats(0, 1), over=st.floats(1, 3), held=st.booleans())
     def start(self, goal, share, over, held):
-        self.policy = RoundPolicy(goal, max(1, round(goal * share)), over, 5.0, 20.0)
+        self.policy = rounds.RoundPolicy(goal, max(1, round(goal * share)), over, 5.0, 20.0)
         self.now = 0.0
-        self.round: Round = open_round(self.policy, self.now, held=held)
+        self.round: rounds.Round = rounds.open_round(self.policy, self.now, held=held)
         self.history = [self.round]
 
     def take(self, event):
-        self.round, self.effects = step(self.round, event, self.now)
+        self.round, self.effects = rounds.step(self.round, event, self.now)
         self.history.append(self.round)
 
     def is_in(self, *states):
@@ -259,23 +248,23 @@ class RoundMachine(RuleBasedStateMachine):
     @rule(seconds=st.floats(0, 10))
     def time_passes(self, seconds):
         self.now += seconds
-        self.take(Tick())
+        self.take(rounds.Tick())
 
     @precondition(lambda self: self.is_in(RoundState.SELECTING))
     @rule(eligible=st.integers(0, 20), held=st.booleans())
     def devices_wait(self, eligible, held):
         before = self.round
-        self.take(Waiting(eligible, held))
-        assert (Release() in self.effects) is (before.held and not self.round.held)
+        self.take(rounds.Waiting(eligible, held))
+        assert (rounds.Release() in self.effects) is (before.held and not self.round.held)
         for effect in self.effects:
-            if isinstance(effect, Select):
+            if isinstance(effect, rounds.Select):
                 assert not self.round.held
                 assert self.policy.minimum <= effect.count <= min(eligible, self.policy.cohort)
-                self.take(Configured(effect.count))
+                self.take(rounds.Configured(effect.count))
 
     @precondition(lambda self: self.is_in(RoundState.REPORTING) and self.now < self.round.deadline)
     @precondition(lambda self: self.round.outstanding > 0)
-    @rule(event=st.sampled_from([Reported(), Reported(), Aborted()]))
+    @rule(event=st.sampled_from([rounds.Reported(), rounds.Reported(), rounds.Aborted()]))
     def device_answers(self, event):
         self.take(event)
 
@@ -283,17 +272,17 @@ class RoundMachine(RuleBasedStateMachine):
     @rule(eligible=st.integers(0, 20))
     def devices_wait_while_others_report(self, eligible):
         before = self.round
-        self.take(Waiting(eligible))
+        self.take(rounds.Waiting(eligible))
         for effect in self.effects:
-            if isinstance(effect, Select):
+            if isinstance(effect, rounds.Select):
                 assert 0 < effect.count <= min(eligible, before.lost)
-                self.take(Configured(effect.count))
+                self.take(rounds.Configured(effect.count))
                 assert self.policy.minimum <= self.round.attainable <= self.policy.goal
 
     @precondition(lambda self: self.is_in(RoundState.AGGREGATING))
     @rule()
     def commit(self):
-        self.take(Aggregated())
+        self.take(rounds.Aggregated())
 
     @rule(event=EVENTS)
     def anything_happens(self, event):
@@ -307,7 +296,7 @@ class RoundMachine(RuleBasedStateMachine):
     @precondition(lambda self: len(self.history) > 8)
     @rule()
     def cancel(self):
-        self.take(Abandon("cancelled"))
+        self.take(rounds.Abandon("cancelled"))
 
     @invariant()
     def counts_add_up(self):
@@ -352,9 +341,9 @@ class RoundMachine(RuleBasedStateMachine):
         if self.is_in(RoundState.SELECTING):
             self.devices_wait(0, held=False)
         if self.is_in(RoundState.CONFIGURING):
-            self.take(Configured(self.policy.minimum))
+            self.take(rounds.Configured(self.policy.minimum))
         self.now += 20
-        self.take(Tick())
+        self.take(rounds.Tick())
         if self.is_in(RoundState.AGGREGATING):
             self.commit()
         assert self.round.state.ended

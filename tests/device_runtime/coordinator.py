@@ -13,30 +13,12 @@ import numpy as np
 
 from fedcore import checkpoint
 from fedcore.plan import BlobRef
-from fedcore.wire.messages import (
-    PROBLEM_FIELD,
-    PROBLEM_TYPE,
-    Abort,
-    Accepted,
-    Assignment,
-    CheckIn,
-    Enrol,
-    Enrolled,
-    Offer,
-    Receipt,
-    ReleasedModel,
-    RequestCredential,
-    RetryWindow,
-    Willing,
-    decode,
-    encode,
-    problem,
-)
+from fedcore.wire import messages
 from fedcore.wire.signatures import COVERED, SIGNED_FIELDS, PublicKey, SignableRequest, Signature, content_digest
 from tests.device_runtime import linear
 
-WINDOW = RetryWindow(11.0, 12.0)
-ACCEPTED = Accepted("s-1", (Offer(task="t-1", collection="default"),))
+WINDOW = messages.RetryWindow(11.0, 12.0)
+ACCEPTED = messages.Accepted("s-1", (messages.Offer(task="t-1", collection="default"),))
 
 
 class Resent(Exception):
@@ -79,7 +61,7 @@ class Coordinator:
             self.blobs[BlobRef.of(blob).sha256] = blob
 
     def assignment(self):
-        given = Assignment(
+        given = messages.Assignment(
             assignment=f"a-{self.given}",
             task="t-1",
             round=self.round,
@@ -101,24 +83,24 @@ class Coordinator:
     def heard(self, call, body):
         """Note a well-signed request; the fault that is played for it, if any."""
         if call == "check-in":
-            self.checkins.append(decode(body, CheckIn))
+            self.checkins.append(messages.decode(body, messages.CheckIn))
         return self.faults[call].pop(0) if self.faults[call] else None
 
     def answer(self, method, path, headers, body, signature):
         """(call, status, content type, body) of a request in good weather."""
         match [method, *path.strip("/").split("/")]:
             case ["POST", "v1", "populations", "phones", "checkins"]:
-                return "check-in", 200, "application/json", encode(ACCEPTED)
+                return "check-in", 200, "application/json", messages.encode(ACCEPTED)
             case ["POST", "v1", "sessions", "s-1", "assignments"]:
-                self.willing.append(decode(body, Willing))
+                self.willing.append(messages.decode(body, messages.Willing))
                 self.given = self.calls.count("assignment")
-                return "assignment", 200, "application/json", encode(self.assignment())
+                return "assignment", 200, "application/json", messages.encode(self.assignment())
             case ["GET", "v1", "blobs", digest, *delta] if "/".join([digest, *delta]) in self.blobs:
                 data, start = self.blobs["/".join([digest, *delta])], headers.get("Range", "")[len("bytes=") : -1]
                 call = "delta" if delta else "blob"
                 return call, 206 if start else 200, "application/octet-stream", data[int(start or 0) :]
             case ["POST", "v1", "assignments", name] if name.endswith(":abort"):
-                self.aborts.append(decode(body, Abort))
+                self.aborts.append(messages.decode(body, messages.Abort))
                 return "abort", 204, "application/json", b""
             case ["GET", "v1", "assignments", _]:
                 self.held.wait(10.0 if headers.get("Prefer") != "wait=0" else 0.0)
@@ -134,9 +116,9 @@ class Coordinator:
         """The same for models; None for what is about none."""
         match [method, *path.strip("/").split("/")]:
             case ["GET", "v1", "populations", "phones", "models", name] if name in self.models:
-                return "model", 200, "application/json", encode(ReleasedModel(self.models[name]))
+                return "model", 200, "application/json", messages.encode(messages.ReleasedModel(self.models[name]))
             case ["GET", "v1", "populations", "phones", "models", _]:
-                return "model", 404, PROBLEM_TYPE, encode(problem("no-model", path))
+                return "model", 404, messages.PROBLEM_TYPE, messages.encode(messages.problem("no-model", path))
         return None
 
     def answer_report(self, method, path, headers, body):
@@ -161,7 +143,9 @@ class Coordinator:
     def count(self, assignment, body):
         self.held.set()
         self.reports.append(checkpoint.decode(body, linear.plan().report.wire)["report"])
-        return encode(Receipt(assignment=assignment, task="t-1", round=2, sha256=hashlib.sha256(body).hexdigest()))
+        return messages.encode(
+            messages.Receipt(assignment=assignment, task="t-1", round=2, sha256=hashlib.sha256(body).hexdigest())
+        )
 
     def check(self, method, path, headers, body):
         """The signature of a request: every one has a good one, of an enrolled key but for the enrolment."""
@@ -181,15 +165,20 @@ class Coordinator:
         """The same for what a secure round asks; `aggregate` gives its messages; by itself it gives none."""
         match [method, *path.strip("/").split("/")]:
             case ["POST", "v1", "devices"]:
-                message, device = decode(body, Enrol), f"d-{len(self.enrolments)}"
+                message, device = messages.decode(body, messages.Enrol), f"d-{len(self.enrolments)}"
                 self.enrolments.append(message)
                 self.keys[device], self.created[device] = signature.keyid, signature.created
-                return "enrol", 200, "application/json", encode(Enrolled(device, self.parties(self.url)))
+                return (
+                    "enrol",
+                    200,
+                    "application/json",
+                    messages.encode(messages.Enrolled(device, self.parties(self.url))),
+                )
             case ["POST", "v1", "credentials"]:
                 self.asked_at = signature.created
-                self.issued.append(decode(body, RequestCredential))
+                self.issued.append(messages.decode(body, messages.RequestCredential))
                 answer = self.issue(self.issued[-1], signature.keyid)
-                return "credential", 200, "application/json", encode(answer)
+                return "credential", 200, "application/json", messages.encode(answer)
             case ["PUT", "v1", "assignments", _, "secagg", number]:
                 self.said.append((int(number), body))
                 message = self.aggregate(int(number), body)
@@ -197,7 +186,7 @@ class Coordinator:
             case ["GET", "v1", "assignments", _, "secagg", number] if self.hear:
                 message = self.hear(int(number))
                 return "secagg", 200 if message else 204, "application/octet-stream", message
-        return "unknown", 404, PROBLEM_TYPE, encode(problem("unknown-resource", path))
+        return "unknown", 404, messages.PROBLEM_TYPE, messages.encode(messages.problem("unknown-resource", path))
 
 
 def status(code, **headers):
@@ -205,9 +194,11 @@ def status(code, **headers):
 
 
 def refusal(slug, detail="because", retry=None, **headers):
-    document = problem(slug, detail, retry)
-    named = {PROBLEM_FIELD: slug}
-    return lambda handler: handler.respond(document.status, PROBLEM_TYPE, encode(document), named | headers)
+    document = messages.problem(slug, detail, retry)
+    named = {messages.PROBLEM_FIELD: slug}
+    return lambda handler: handler.respond(
+        document.status, messages.PROBLEM_TYPE, messages.encode(document), named | headers
+    )
 
 
 def answer(body, kind="application/json"):

@@ -18,18 +18,7 @@ from device_runtime.permission.guard import acceptable_tasks
 from device_runtime.session import run_session
 from device_runtime.state.records import read_journal
 from fedcore.plan import Field
-from fedcore.wire.messages import (
-    Accepted,
-    AndroidKey,
-    Enrolled,
-    Offer,
-    RetryWindow,
-    SharedSecret,
-    Unattested,
-    Willing,
-    encode,
-    shared_secret_proof,
-)
+from fedcore.wire import messages
 from tests.authority.android import Maker
 from tests.device_runtime.coordinator import answer, refusal
 
@@ -49,7 +38,7 @@ def store(tmp_path):
 
 
 def takes(store, **rules):
-    return acceptable_tasks([Offer(task="t", collection="default", **rules)], store, PLUGGED, SHOWN) == ("t",)
+    return acceptable_tasks([messages.Offer(task="t", collection="default", **rules)], store, PLUGGED, SHOWN) == ("t",)
 
 
 @pytest.mark.parametrize(
@@ -73,7 +62,10 @@ def test_device_waits_for_a_task_whose_every_rule_it_knows_to_hold(store, rules,
 
 
 def test_condition_that_the_device_does_not_know_does_not_hold(store):
-    assert acceptable_tasks([Offer(task="t", collection="default", charging=True)], store, Conditions(), SHOWN) == ()
+    assert (
+        acceptable_tasks([messages.Offer(task="t", collection="default", charging=True)], store, Conditions(), SHOWN)
+        == ()
+    )
 
 
 def test_examples_without_a_time_are_never_recent(tmp_path):
@@ -84,17 +76,19 @@ def test_examples_without_a_time_are_never_recent(tmp_path):
 
 
 def offered(coordinator, *offers):
-    coordinator.faults["check-in"] = [answer(encode(Accepted("s-1", offers, RetryWindow(70, 80))))]
+    coordinator.faults["check-in"] = [
+        answer(messages.encode(messages.Accepted("s-1", offers, messages.RetryWindow(70, 80))))
+    ]
 
 
 def test_device_says_which_tasks_it_is_willing_for(coordinator, config):
     offered(
         coordinator,
-        Offer(task="t-0", collection="default", idle=True),
-        Offer(task="t-1", collection="default"),
+        messages.Offer(task="t-0", collection="default", idle=True),
+        messages.Offer(task="t-1", collection="default"),
     )
     assert run_session(replace(config, conditions=lambda: Conditions(idle=False))).outcome == "reported"
-    assert coordinator.willing == [Willing(tasks=("t-1",))]
+    assert coordinator.willing == [messages.Willing(tasks=("t-1",))]
 
 
 def test_device_states_no_exact_number_of_examples(coordinator, config):
@@ -114,15 +108,15 @@ def test_device_with_many_collections_names_those_with_most_examples():
 
 
 def test_device_willing_for_nothing_comes_back_in_the_window(coordinator, config):
-    offered(coordinator, Offer(task="t-1", collection="default", min_battery=0.9))
+    offered(coordinator, messages.Offer(task="t-1", collection="default", min_battery=0.9))
     outcome = run_session(replace(config, conditions=lambda: Conditions(battery=0.2)))
-    assert (outcome.outcome, outcome.reason, outcome.retry) == ("rejected", "unwilling", RetryWindow(70, 80))
+    assert (outcome.outcome, outcome.reason, outcome.retry) == ("rejected", "unwilling", messages.RetryWindow(70, 80))
     assert coordinator.calls == ["check-in"]
 
 
 def test_device_that_reported_comes_back_in_the_window_of_its_check_in(coordinator, config):
-    offered(coordinator, Offer(task="t-1", collection="default"))
-    assert run_session(config).retry == RetryWindow(70, 80)
+    offered(coordinator, messages.Offer(task="t-1", collection="default"))
+    assert run_session(config).retry == messages.RetryWindow(70, 80)
 
 
 SECRET = b"a secret of the whole fleet"
@@ -133,7 +127,7 @@ def test_a_device_enrols_at_its_first_session_and_stays_who_it_is(coordinator, c
     assert (first.outcome, first.device) == ("reported", "d-0")
     assert second.device == first.device
     (message,) = coordinator.enrolments
-    assert message.attestation == Unattested()
+    assert message.attestation == messages.Unattested()
 
 
 def test_a_device_that_the_coordinator_forgot_enrols_again_and_goes_on(coordinator, config):
@@ -146,7 +140,7 @@ def test_a_device_that_the_coordinator_forgot_enrols_again_and_goes_on(coordinat
 
 
 def test_an_id_that_no_signature_can_name_is_refused_and_not_kept(coordinator, config):
-    coordinator.faults["enrol"] = [answer(encode(Enrolled("d\n0", None)))]
+    coordinator.faults["enrol"] = [answer(messages.encode(messages.Enrolled("d\n0", None)))]
     outcome = run_session(config)
     assert (outcome.reason, "no signature can name" in outcome.detail) == ("bad-answer", True)
     assert run_session(config).outcome == "reported"
@@ -161,9 +155,9 @@ def test_another_key_is_another_device(coordinator, config):
 def test_a_device_with_a_secret_proves_it_and_never_sends_it(coordinator, config):
     run_session(replace(config, enrolment_secret=SECRET))
     (message,) = coordinator.enrolments
-    assert isinstance(message.attestation, SharedSecret)
+    assert isinstance(message.attestation, messages.SharedSecret)
     key, created = coordinator.keys["d-0"], coordinator.created["d-0"]
-    assert message.attestation.proof == shared_secret_proof(SECRET, key, created)
+    assert message.attestation.proof == messages.shared_secret_proof(SECRET, key, created)
     assert Attestation(False, SECRET).check(message.attestation, key, created) == "shared-secret"
     assert SECRET.decode() not in repr(replace(config, enrolment_secret=SECRET))
 
@@ -173,14 +167,16 @@ def test_an_application_may_name_the_file_with_the_secret(coordinator, config, t
     given = {"coordinator": config.coordinator, "population": "phones", "examples": config.examples}
     Device(**given, state=config.state, enrolment_secret=tmp_path / "secret").run_once()
     (message,) = coordinator.enrolments
-    assert message.attestation.proof == shared_secret_proof(SECRET, coordinator.keys["d-0"], coordinator.created["d-0"])
+    assert message.attestation.proof == messages.shared_secret_proof(
+        SECRET, coordinator.keys["d-0"], coordinator.created["d-0"]
+    )
     with pytest.raises(ConfigError, match="missing"):
         Device(**given, state=config.state, enrolment_secret=tmp_path / "missing")
 
 
 def test_a_device_shows_what_its_platform_attests_for_its_key(coordinator, config, tmp_path):
     maker = Maker(dt.datetime.now(dt.UTC))
-    run_session(replace(config, attest=lambda challenge: AndroidKey(maker.chain(challenge))))
+    run_session(replace(config, attest=lambda challenge: messages.AndroidKey(maker.chain(challenge))))
     (message,) = coordinator.enrolments
     attestation = Attestation(False, phones=AndroidPhones.load(maker.settings(tmp_path)))
     key, created = coordinator.keys["d-0"], coordinator.created["d-0"]

@@ -19,16 +19,6 @@ from fedcore.errors import BadRelease, BadSignature, DigestMismatch, InvalidKey,
 from fedcore.plan import BlobRef, PlanSignature
 from fedcore.private_files import write_private, write_whole
 from fedcore.release import Release
-from fedcore.signing import (
-    ModelRelease,
-    SigningKey,
-    SucceedingKey,
-    check_model_name,
-    decode_model_release,
-    public_key,
-    verified,
-    verify,
-)
 from tests.fedcore.test_plan import (
     bundle as bundle,  # noqa: PLC0414 - a fixture
     rewrite,
@@ -40,43 +30,43 @@ PLAN, OTHER = BlobRef.of(b"plan"), BlobRef.of(b"another")
 
 @pytest.fixture
 def key(tmp_path):
-    return SigningKey.new(tmp_path / "key.pem")
+    return signing.SigningKey.new(tmp_path / "key.pem")
 
 
 @pytest.mark.parametrize("vector", VECTORS)
 def test_keys_messages_and_signatures_are_those_of_the_vectors(vector):
-    key = SigningKey(Ed25519PrivateKey.from_private_bytes(bytes.fromhex(vector["private_key"])))
+    key = signing.SigningKey(Ed25519PrivateKey.from_private_bytes(bytes.fromhex(vector["private_key"])))
     plan = BlobRef.of(vector["plan"].encode())
     assert signing.message(plan).hex() == vector["message"]
     assert key.sign(plan) == PlanSignature(vector["signer"], vector["value"])
-    verify(plan, PlanSignature(vector["signer"], vector["value"]))
+    signing.verify(plan, PlanSignature(vector["signer"], vector["value"]))
 
 
 def test_a_new_key_is_for_its_owner_alone_and_never_replaces_another(tmp_path):
     path = tmp_path / "key.pem"
-    made = SigningKey.new(path)
+    made = signing.SigningKey.new(path)
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert path.read_text().startswith("-----BEGIN PRIVATE KEY-----\n")
-    assert SigningKey.load(path).signer == made.signer
+    assert signing.SigningKey.load(path).signer == made.signer
     with pytest.raises(FileExistsError):
-        SigningKey.new(path)
-    assert SigningKey.load(path).signer == made.signer
+        signing.SigningKey.new(path)
+    assert signing.SigningKey.load(path).signer == made.signer
 
 
 def test_a_signature_is_good_for_its_plan_and_its_signer_alone(key, tmp_path):
     signature = key.sign(PLAN)
-    verify(PLAN, signature)
+    signing.verify(PLAN, signature)
     with pytest.raises(BadSignature, match="muster plan sign"):
-        verify(OTHER, signature)
+        signing.verify(OTHER, signature)
     with pytest.raises(BadSignature):
-        verify(PLAN, PlanSignature(SigningKey.new(tmp_path / "other.pem").signer, signature.value))
+        signing.verify(PLAN, PlanSignature(signing.SigningKey.new(tmp_path / "other.pem").signer, signature.value))
 
 
 @pytest.mark.parametrize("change", [lambda v: v[:-1], lambda v: v + "=", lambda v: v + "\n", lambda v: "", str.lower])
 def test_a_signature_in_another_spelling_is_refused(key, change):
     signature = key.sign(PLAN)
     with pytest.raises(BadSignature):
-        verify(PLAN, msgspec.structs.replace(signature, value=change(signature.value)))
+        signing.verify(PLAN, msgspec.structs.replace(signature, value=change(signature.value)))
 
 
 def test_unused_bits_of_a_value_must_be_zero(key):
@@ -85,7 +75,7 @@ def test_unused_bits_of_a_value_must_be_zero(key):
     alphabet = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_"
     last = alphabet[alphabet.index(signature.value[-1]) + 1]
     with pytest.raises(BadSignature):
-        verify(PLAN, msgspec.structs.replace(signature, value=signature.value[:-1] + last))
+        signing.verify(PLAN, msgspec.structs.replace(signature, value=signature.value[:-1] + last))
 
 
 @pytest.mark.parametrize(
@@ -93,7 +83,7 @@ def test_unused_bits_of_a_value_must_be_zero(key):
 )
 def test_what_is_no_public_key_is_named(text):
     with pytest.raises(InvalidKey, match="is not a public key"):
-        public_key(text)
+        signing.public_key(text)
 
 
 @pytest.mark.parametrize("content", [b"", b"junk", b"-----BEGIN PRIVATE KEY-----\nAAAA\n-----END PRIVATE KEY-----\n"])
@@ -101,25 +91,25 @@ def test_a_file_that_holds_no_key_is_named(tmp_path, content):
     path = tmp_path / "key.pem"
     path.write_bytes(content)
     with pytest.raises(InvalidKey, match=r"key\.pem .*`muster key new` makes one"):
-        SigningKey.load(path)
+        signing.SigningKey.load(path)
 
 
 def test_a_file_that_is_not_there_is_named_with_what_makes_it(tmp_path):
     path = tmp_path / "nosuch.pem"
     with pytest.raises(InvalidKey, match=rf"no file {path}; `muster key new --out {path}` makes a key"):
-        SigningKey.load(path)
+        signing.SigningKey.load(path)
 
 
 def test_a_key_of_another_kind_is_named(tmp_path):
     path = tmp_path / "key.pem"
     path.write_bytes(X25519PrivateKey.generate().private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
     with pytest.raises(InvalidKey, match="not an Ed25519 key"):
-        SigningKey.load(path)
+        signing.SigningKey.load(path)
 
 
 def test_a_bundle_says_who_signed_it_also_when_it_was_signed_twice(bundle, key, tmp_path):
     assert (bundle.manifest.signature, bundle.signer) == (None, None)
-    assert bundle.sign(SigningKey.new(tmp_path / "other.pem")).signer != key.signer
+    assert bundle.sign(signing.SigningKey.new(tmp_path / "other.pem")).signer != key.signer
     assert Bundle(bundle.sign(key).folder).signer == key.signer
 
 
@@ -140,7 +130,7 @@ def test_a_damaged_plan_is_not_signed(bundle, key):
     assert Bundle(bundle.folder).signer is None
 
 
-RELEASE = ModelRelease(
+RELEASE = signing.ModelRelease(
     population="phones",
     name="keyboard",
     number=3,
@@ -153,22 +143,24 @@ RELEASE = ModelRelease(
 
 @pytest.fixture
 def model_key(tmp_path):
-    return SigningKey.new(tmp_path / "release.key")
+    return signing.SigningKey.new(tmp_path / "release.key")
 
 
 def test_a_signed_release_of_a_model_is_read_as_it_was_written(model_key):
-    assert verified(model_key.sign_statement(RELEASE), ModelRelease) == RELEASE
+    assert signing.verified(model_key.sign_statement(RELEASE), signing.ModelRelease) == RELEASE
 
 
 def test_an_altered_release_of_a_model_is_refused(model_key):
     signed = model_key.sign_statement(RELEASE)
     with pytest.raises(BadSignature, match="model release"):
-        verified(msgspec.structs.replace(signed, text=signed.text.replace('"number":3', '"number":4')), ModelRelease)
+        signing.verified(
+            msgspec.structs.replace(signed, text=signed.text.replace('"number":3', '"number":4')), signing.ModelRelease
+        )
 
 
 def test_a_model_release_is_not_a_release_for_secure_rounds(model_key):
     with pytest.raises(BadSignature):
-        verified(model_key.sign_statement(RELEASE), Release)
+        signing.verified(model_key.sign_statement(RELEASE), Release)
 
 
 @pytest.mark.parametrize(
@@ -179,21 +171,21 @@ def test_a_model_release_is_not_a_release_for_secure_rounds(model_key):
 def test_what_is_no_model_release_is_refused(change):
     members = json.loads(msgspec.json.encode(RELEASE)) | change
     with pytest.raises(BadRelease):
-        decode_model_release(json.dumps(members))
+        signing.decode_model_release(json.dumps(members))
 
 
 @pytest.mark.parametrize("name", ["", "-a", "a/b", "..", "A", "a" * 65, "ä", "a\n"])
 def test_names_that_no_model_may_have_are_refused(name):
     with pytest.raises(BadRelease, match="no name of a model"):
-        check_model_name(name)
+        signing.check_model_name(name)
 
 
 def test_names_of_models_are_short_and_plain():
     for name in ("keyboard", "k", "7", "a_b-c", "a" * 64):
-        check_model_name(name)
+        signing.check_model_name(name)
 
 
-MAKERS = {"succession": lambda path: SucceedingKey.new("server").save(path), "signing": SigningKey.new}
+MAKERS = {"succession": lambda path: signing.SucceedingKey.new("server").save(path), "signing": signing.SigningKey.new}
 
 
 @pytest.mark.parametrize("maker", MAKERS)

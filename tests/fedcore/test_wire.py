@@ -7,29 +7,11 @@ from fedcore.conditions import StatedConditions
 from fedcore.errors import WireError
 from fedcore.plan import BlobRef, PlanSignature
 from fedcore.wire import messages
-from fedcore.wire.messages import (
-    PROBLEMS,
-    URN,
-    Abort,
-    Accepted,
-    Assignment,
-    AssignmentAnswer,
-    CheckIn,
-    CheckInAnswer,
-    Receipt,
-    Rejected,
-    RetryWindow,
-    StatedCapabilities,
-    decode,
-    decode_problem,
-    encode,
-    problem,
-)
 
-REJECTED = Rejected("no-task", RetryWindow(10, 20))
-ABLE = StatedCapabilities(runtime="test", version="1", engine="none", formats=("onnx",), memory_mb=2048)
-CHECK_IN = CheckIn(capabilities=ABLE, examples={"default": 12})
-ASSIGNMENT = Assignment(
+REJECTED = messages.Rejected("no-task", messages.RetryWindow(10, 20))
+ABLE = messages.StatedCapabilities(runtime="test", version="1", engine="none", formats=("onnx",), memory_mb=2048)
+CHECK_IN = messages.CheckIn(capabilities=ABLE, examples={"default": 12})
+ASSIGNMENT = messages.Assignment(
     assignment="a1",
     task="t1",
     round=3,
@@ -45,35 +27,44 @@ ASSIGNMENT = Assignment(
 @pytest.mark.parametrize(
     ("message", "kind"),
     [
-        (CHECK_IN, CheckIn),
+        (CHECK_IN, messages.CheckIn),
         (
             msgspec.structs.replace(CHECK_IN, conditions=StatedConditions(charging=True, unmetered=False, battery=0.8)),
-            CheckIn,
+            messages.CheckIn,
         ),
-        (Accepted("s1"), CheckInAnswer),
-        (REJECTED, CheckInAnswer),
-        (Rejected("unsupported-format", RetryWindow(1, 2), "shown", ("onnx", "executorch")), CheckInAnswer),
-        (ASSIGNMENT, AssignmentAnswer),
-        (msgspec.structs.replace(ASSIGNMENT, plan_signature=PlanSignature("s", "v"), minimum=20), AssignmentAnswer),
-        (REJECTED, AssignmentAnswer),
-        (Receipt(assignment="a1", task="t1", round=3, sha256="00" * 32), Receipt),
-        (Abort("runtime-failed"), Abort),
+        (messages.Accepted("s1"), messages.CheckInAnswer),
+        (REJECTED, messages.CheckInAnswer),
+        (
+            messages.Rejected("unsupported-format", messages.RetryWindow(1, 2), "shown", ("onnx", "executorch")),
+            messages.CheckInAnswer,
+        ),
+        (ASSIGNMENT, messages.AssignmentAnswer),
+        (
+            msgspec.structs.replace(ASSIGNMENT, plan_signature=PlanSignature("s", "v"), minimum=20),
+            messages.AssignmentAnswer,
+        ),
+        (REJECTED, messages.AssignmentAnswer),
+        (messages.Receipt(assignment="a1", task="t1", round=3, sha256="00" * 32), messages.Receipt),
+        (messages.Abort("runtime-failed"), messages.Abort),
     ],
 )
 def test_a_message_comes_back_as_it_was(message, kind):
-    assert decode(encode(message), kind) == message
+    assert messages.decode(messages.encode(message), kind) == message
 
 
 def test_a_problem_comes_back_as_it_was_and_nothing_else_is_one():
-    document = problem("no-longer-needed", "the round is over", RetryWindow(1, 2))
-    assert decode_problem(encode(document)) == document
+    document = messages.problem("no-longer-needed", "the round is over", messages.RetryWindow(1, 2))
+    assert messages.decode_problem(messages.encode(document)) == document
     for wrong in (b"{}", b"\xff", b"[" * 100_000):
         with pytest.raises(WireError):
-            decode_problem(wrong)
+            messages.decode_problem(wrong)
 
 
 def test_answers_say_their_outcome():
-    outcomes = [msgspec.json.decode(encode(answer))["outcome"] for answer in (Accepted("s1"), REJECTED, ASSIGNMENT)]
+    outcomes = [
+        msgspec.json.decode(messages.encode(answer))["outcome"]
+        for answer in (messages.Accepted("s1"), REJECTED, ASSIGNMENT)
+    ]
     assert outcomes == ["accepted", "rejected", "assigned"]
 
 
@@ -88,22 +79,22 @@ def test_answers_say_their_outcome():
     ],
 )
 def test_a_wrong_field_is_named(change, message):
-    raw = msgspec.json.encode(msgspec.json.decode(encode(CHECK_IN)) | change)
+    raw = msgspec.json.encode(msgspec.json.decode(messages.encode(CHECK_IN)) | change)
     with pytest.raises(WireError, match=message):
-        decode(raw, CheckIn)
+        messages.decode(raw, messages.CheckIn)
 
 
-@pytest.mark.parametrize(("field", "kind"), [("capabilities", CheckIn), ("examples", CheckIn)])
+@pytest.mark.parametrize(("field", "kind"), [("capabilities", messages.CheckIn), ("examples", messages.CheckIn)])
 def test_a_missing_field_is_named(field, kind):
-    raw = msgspec.json.decode(encode(CHECK_IN))
+    raw = msgspec.json.decode(messages.encode(CHECK_IN))
     del raw[field]
     with pytest.raises(WireError, match=f"missing required field `{field}`"):
-        decode(msgspec.json.encode(raw), kind)
+        messages.decode(msgspec.json.encode(raw), kind)
 
 
 def test_a_field_that_this_version_does_not_know_is_ignored():
-    raw = msgspec.json.decode(encode(CHECK_IN)) | {"battery": 0.8}
-    assert decode(msgspec.json.encode(raw), CheckIn) == CHECK_IN
+    raw = msgspec.json.decode(messages.encode(CHECK_IN)) | {"battery": 0.8}
+    assert messages.decode(msgspec.json.encode(raw), messages.CheckIn) == CHECK_IN
 
 
 @pytest.mark.parametrize(
@@ -111,34 +102,36 @@ def test_a_field_that_this_version_does_not_know_is_ignored():
 )
 def test_bytes_that_are_no_message_are_refused(data):
     with pytest.raises(WireError):
-        decode(data, CheckIn)
+        messages.decode(data, messages.CheckIn)
 
 
 def test_an_answer_of_unknown_outcome_is_refused():
     with pytest.raises(WireError, match="outcome"):
-        decode(b'{"outcome": "perhaps"}', AssignmentAnswer)
+        messages.decode(b'{"outcome": "perhaps"}', messages.AssignmentAnswer)
 
 
-@pytest.mark.parametrize(("kind", "body"), [(Abort, b'{"reason": "bored"}'), (Rejected, b'{"reason": "bored"}')])
+@pytest.mark.parametrize(
+    ("kind", "body"), [(messages.Abort, b'{"reason": "bored"}'), (messages.Rejected, b'{"reason": "bored"}')]
+)
 def test_a_reason_that_is_not_registered_is_refused(kind, body):
     raw = msgspec.json.decode(body) | ({"outcome": "rejected", "retry": {"min_s": 0, "max_s": 1}})
     with pytest.raises(WireError, match=r"Invalid enum value 'bored' - at `\$\.reason`"):
-        decode(msgspec.json.encode(raw), kind)
+        messages.decode(msgspec.json.encode(raw), kind)
 
 
-@pytest.mark.parametrize("slug", PROBLEMS)
+@pytest.mark.parametrize("slug", messages.PROBLEMS)
 def test_a_problem_document_carries_its_registered_status_and_title(slug):
-    document = problem(slug, "detail")
-    assert document.type == URN + slug
+    document = messages.problem(slug, "detail")
+    assert document.type == messages.URN + slug
     assert document.slug == slug
-    assert (document.status, document.title) == (PROBLEMS[slug].status, PROBLEMS[slug].title)
+    assert (document.status, document.title) == (messages.PROBLEMS[slug].status, messages.PROBLEMS[slug].title)
     assert 400 <= document.status < 600
-    assert "retry" not in msgspec.json.decode(encode(document))
+    assert "retry" not in msgspec.json.decode(messages.encode(document))
 
 
 def test_an_unregistered_problem_cannot_be_made():
     with pytest.raises(KeyError):
-        problem("bad-luck", "detail")
+        messages.problem("bad-luck", "detail")
 
 
 def test_reasons_are_lower_case_words():
@@ -157,13 +150,13 @@ def test_reasons_are_lower_case_words():
 )
 def test_numbers_of_an_assignment_that_no_device_can_use_are_refused(field, value):
     blob = BlobRef("ab" * 32, 1)
-    good = Assignment(
+    good = messages.Assignment(
         assignment="a", task="t", round=1, attempt=1, slot=0, seed=0, plan=blob, checkpoint=blob, report_within_s=1
     )
-    hostile = msgspec.json.encode(msgspec.json.decode(encode(good)) | {field: value})
-    assert decode(encode(good), Assignment) == good
+    hostile = msgspec.json.encode(msgspec.json.decode(messages.encode(good)) | {field: value})
+    assert messages.decode(messages.encode(good), messages.Assignment) == good
     with pytest.raises(WireError, match=field):
-        decode(hostile, Assignment)
+        messages.decode(hostile, messages.Assignment)
 
 
 @pytest.mark.parametrize("digest", ["", "../../etc/passwd", "AB" * 32, "ab" * 31])

@@ -8,20 +8,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from secagg import keys
+from secagg import errors, keys
 from secagg.client import Client
-from secagg.errors import (
-    AlreadyRevealed,
-    BadCiphertext,
-    BadSignature,
-    BelowThreshold,
-    InconsistentSurvivors,
-    Malformed,
-    OutOfOrder,
-    SelfMarkedDead,
-    TooFewNeighbours,
-    WrongSession,
-)
 from secagg.messages import (
     BOX_BYTES,
     HONEST,
@@ -102,9 +90,9 @@ def test_a_complaint_about_a_box_that_was_never_sent_is_refused():
     cohort = Cohort(N, invitation(min_sum=8))
     cohort.share(cohort.advertise(), without=(11,))
     for wrong in ({0}, {1}):  # itself, and a device that shared nothing
-        with pytest.raises(Malformed):
+        with pytest.raises(errors.Malformed):
             cohort.server.receive(10, Complaints(frozenset(wrong)).encode(cohort.sid, N))
-    with pytest.raises(OutOfOrder):
+    with pytest.raises(errors.OutOfOrder):
         cohort.server.receive(11, Complaints(frozenset()).encode(cohort.sid, N))
     sums_without(cohort, cohort.open(cohort.deliveries), {11})
 
@@ -148,7 +136,7 @@ def test_a_device_goes_on_with_nobody_whose_box_did_not_open(opened, victim):
     accused = Complaints.decode(victim.receive(spoilt(opened, {3})).message, opened.sid, 9).devices
     assert accused == {3}
     included = Included(frozenset(range(9))).encode(opened.sid, 9)
-    assert dies(victim, BadCiphertext, included).culprits == (3,)
+    assert dies(victim, errors.BadCiphertext, included).culprits == (3,)
 
 
 @pytest.mark.security("shows different rosters, parameters or beacons to different devices")
@@ -159,7 +147,7 @@ def test_damaged_boxes_leave_a_device_no_fewer_neighbours_than_t(opened, victim)
     for senders in combinations(range(1, 9), 3):
         client = copy(victim)
         client.receive(spoilt(opened, senders))
-        dies(client, TooFewNeighbours, Included(everyone - set(senders)).encode(opened.sid, 9))
+        dies(client, errors.TooFewNeighbours, Included(everyone - set(senders)).encode(opened.sid, 9))
     victim.receive(spoilt(opened, {1, 2}))
     assert victim.receive(Included(everyone - {1, 2}).encode(opened.sid, 9)).message[0] == 7
 
@@ -167,9 +155,9 @@ def test_damaged_boxes_leave_a_device_no_fewer_neighbours_than_t(opened, victim)
 @pytest.mark.parametrize(
     ("error", "included"),
     [
-        (SelfMarkedDead, range(1, 9)),
-        (TooFewNeighbours, range(6)),
-        (SelfMarkedDead, ()),
+        (errors.SelfMarkedDead, range(1, 9)),
+        (errors.TooFewNeighbours, range(6)),
+        (errors.SelfMarkedDead, ()),
     ],
 )
 def test_a_device_is_included_with_t_neighbours_or_says_nothing(opened, victim, error, included):
@@ -181,20 +169,20 @@ def test_a_device_goes_on_with_as_many_devices_as_it_was_promised():
     cohort = Cohort(9, invitation(min_sum=9))
     client = cohort.clients[VICTIM]
     client.receive(cohort.share(cohort.advertise())[VICTIM])
-    dies(client, BelowThreshold, Included(frozenset(range(8))).encode(cohort.sid, 9))
+    dies(client, errors.BelowThreshold, Included(frozenset(range(8))).encode(cohort.sid, 9))
 
 
 def test_nobody_is_included_who_did_not_share(cohort, victim):
     cohort.share(cohort.advertise(), without=(18,))
     victim.receive(cohort.deliveries[VICTIM])
-    dies(victim, InconsistentSurvivors, Included(frozenset(range(9))).encode(cohort.sid, 9))
+    dies(victim, errors.InconsistentSurvivors, Included(frozenset(range(9))).encode(cohort.sid, 9))
 
 
 @pytest.mark.security("sends a message that is not due, or one before M8 twice: OutOfOrder")
 def test_a_device_masks_for_one_set_of_devices(opened, victim):
     victim.receive(opened.deliveries[VICTIM])
     victim.receive(Included(frozenset(range(9))).encode(opened.sid, 9))
-    dies(victim, OutOfOrder, Included(frozenset(range(8))).encode(opened.sid, 9))
+    dies(victim, errors.OutOfOrder, Included(frozenset(range(8))).encode(opened.sid, 9))
 
 
 @pytest.mark.security("tells some that a device survived … and others that it left")
@@ -216,10 +204,10 @@ def test_two_sets_of_included_devices_do_not_open_both_secrets(opened, victim):
             client.receive(Included(shared).encode(sid, 9))
             client.receive(Survivors(alive).encode(sid, 9))
             others = {peer: entry for peer, entry in signed.items() if peer != position}
-            error = dies(copy(client), InconsistentSurvivors, Confirmations(others).encode(sid))
+            error = dies(copy(client), errors.InconsistentSurvivors, Confirmations(others).encode(sid))
             assert {shown for shown, _ in error.evidence} == {shown for shown, _ in signed.values()}
             agreeing = {peer: entry for peer, entry in others.items() if peer in half}
-            dies(client, BelowThreshold, Confirmations(agreeing).encode(sid))
+            dies(client, errors.BelowThreshold, Confirmations(agreeing).encode(sid))
 
 
 def test_a_device_that_was_left_out_is_in_nobodys_shares(opened, victim):
@@ -240,10 +228,10 @@ def test_a_device_that_was_left_out_is_in_nobodys_shares(opened, victim):
 @pytest.mark.parametrize(
     ("error", "alive"),
     [
-        (SelfMarkedDead, range(1, 9)),
-        (BelowThreshold, range(3)),
-        (BelowThreshold, range(6)),
-        (BelowThreshold, (0,)),
+        (errors.SelfMarkedDead, range(1, 9)),
+        (errors.BelowThreshold, range(3)),
+        (errors.BelowThreshold, range(6)),
+        (errors.BelowThreshold, (0,)),
     ],
 )
 def test_survivors_without_oneself_or_enough_others_are_refused(uploaded, victim, error, alive):
@@ -256,23 +244,23 @@ def test_a_sum_over_fewer_than_promised_is_refused():
     cohort = Cohort(9, invitation(min_sum=9))
     included = cohort.open(cohort.share(cohort.advertise()))
     sid, first, second = cohort.sid, cohort.clients[10], cohort.clients[11]
-    dies(first, BelowThreshold, Included(frozenset(range(8))).encode(sid, 9))
+    dies(first, errors.BelowThreshold, Included(frozenset(range(8))).encode(sid, 9))
     second.receive(included[11])
-    dies(second, BelowThreshold, Survivors(frozenset(range(8))).encode(sid, 9))
+    dies(second, errors.BelowThreshold, Survivors(frozenset(range(8))).encode(sid, 9))
 
 
 def test_survivors_that_never_shared_are_refused(cohort, victim):
     deliveries = cohort.share(cohort.advertise(), without=(18,))
     cohort.upload(deliveries)
     wrong = Survivors(frozenset(range(9))).encode(cohort.sid, 9)
-    assert dies(victim, InconsistentSurvivors, wrong).culprits == (8,)
+    assert dies(victim, errors.InconsistentSurvivors, wrong).culprits == (8,)
 
 
 def test_a_second_survivor_set_is_not_signed(uploaded, victim):
     sid = uploaded.sid
     once = victim.receive(uploaded.survivors[VICTIM])
     assert victim.receive(uploaded.survivors[VICTIM]) == once
-    dies(victim, InconsistentSurvivors, Survivors(frozenset(range(8))).encode(sid, 9))
+    dies(victim, errors.InconsistentSurvivors, Survivors(frozenset(range(8))).encode(sid, 9))
 
 
 @pytest.mark.security("tells some that a device survived … and others that it left")
@@ -287,14 +275,14 @@ def test_views_that_differ_between_devices_are_noticed_with_evidence(uploaded, v
         digest = survivors_digest(everyone, alive, 9)
         signed_by[position] = (digest, Confirm.decode(step.message, sid).signature)
     del signed_by[0]
-    error = dies(victim, InconsistentSurvivors, Confirmations(signed_by).encode(sid))
+    error = dies(victim, errors.InconsistentSurvivors, Confirmations(signed_by).encode(sid))
     assert error.culprits == (4,)
     own = survivors_digest(everyone, everyone, 9)
     assert error.evidence == ((own, keys.sign(uploaded.identities[10], "survivors", sid, own)), signed_by[4])
     # A server that shows only those who agree shows too few.
     agreeing = {position: signed_by[position] for position in (5, 6, 7)}
     other = uploaded.clients[14]
-    dies(other, BelowThreshold, Confirmations(agreeing).encode(sid))
+    dies(other, errors.BelowThreshold, Confirmations(agreeing).encode(sid))
 
 
 def test_one_confirmation_too_few_reveals_nothing(uploaded, victim):
@@ -305,7 +293,7 @@ def test_one_confirmation_too_few_reveals_nothing(uploaded, victim):
         position: (digest, keys.sign(uploaded.identities[10 + position], "survivors", sid, digest))
         for position in range(1, 6)
     }
-    dies(victim, BelowThreshold, Confirmations(signed_by).encode(sid))
+    dies(victim, errors.BelowThreshold, Confirmations(signed_by).encode(sid))
 
 
 @pytest.mark.security("skips the confirmation, or makes it of signatures from elsewhere")
@@ -328,12 +316,12 @@ def test_confirmations_that_nobody_near_made_are_refused(uploaded, victim, what)
     else:
         signed_by[0] = (digest, keys.sign(uploaded.identities[10], "survivors", sid, digest))
     victim.receive(Survivors(alive).encode(sid, 9))
-    dies(victim, BadSignature, Confirmations(signed_by).encode(sid))
+    dies(victim, errors.BadSignature, Confirmations(signed_by).encode(sid))
 
 
 @pytest.mark.security("skips the confirmation, or makes it of signatures from elsewhere")
 def test_shares_are_not_revealed_before_survivors_are_confirmed(uploaded, victim):
-    dies(victim, OutOfOrder, Confirmations({}).encode(uploaded.sid))
+    dies(victim, errors.OutOfOrder, Confirmations({}).encode(uploaded.sid))
 
 
 @pytest.mark.security("skips the confirmation, or makes it of signatures from elsewhere")
@@ -345,7 +333,7 @@ def test_confirmations_of_another_session_are_worth_nothing(uploaded, victim):
         position: (digest, keys.sign(uploaded.identities[10 + position], "survivors", TASK, digest))
         for position in range(1, 9)
     }
-    dies(victim, BadSignature, Confirmations(old).encode(sid))
+    dies(victim, errors.BadSignature, Confirmations(old).encode(sid))
 
 
 @pytest.mark.security("asks again for the other share, also after a restart of the device")
@@ -357,7 +345,7 @@ def test_after_the_shares_of_one_survivor_set_none_of_another_leave(uploaded, vi
     again = Client.restore(uploaded.identities[VICTIM], uploaded.policy, once.keep)
     assert again.receive(messages[VICTIM]) == once
     for client in (victim, again):
-        dies(client, AlreadyRevealed, Survivors(frozenset(range(8))).encode(sid, 9))
+        dies(client, errors.AlreadyRevealed, Survivors(frozenset(range(8))).encode(sid, 9))
 
 
 def test_in_mode_honest_too_a_device_reveals_once():
@@ -367,7 +355,7 @@ def test_in_mode_honest_too_a_device_reveals_once():
     once = client.receive(survivors[VICTIM])
     assert client.receive(survivors[VICTIM]) == once
     wrong = Survivors(frozenset(range(8))).encode(cohort.sid, 9)
-    dies(client, AlreadyRevealed, wrong)
+    dies(client, errors.AlreadyRevealed, wrong)
 
 
 @pytest.mark.parametrize("change", [lambda r: {"status": 1}, lambda r: {"aggregate_hash": bytes(32)},
@@ -377,11 +365,11 @@ def test_a_receipt_that_the_server_did_not_sign_is_refused(uploaded, victim, cha
     uploaded.reveal(uploaded.confirm(uploaded.survivors))
     uploaded.unmask()
     found = SessionResult.decode(uploaded.server.results()[VICTIM], sid)
-    dies(victim, BadSignature, replace(found, **change(found)).encode(sid))
+    dies(victim, errors.BadSignature, replace(found, **change(found)).encode(sid))
 
 
 def test_messages_of_another_session_are_refused_at_every_step(uploaded, victim):
     confirmed = copy(victim)
     confirmed.receive(uploaded.survivors[VICTIM])
     for client, number in ((copy(victim), 8), (confirmed, 10), (victim, 12)):
-        dies(client, WrongSession, bytes([number, 1]) + bytes(300))
+        dies(client, errors.WrongSession, bytes([number, 1]) + bytes(300))

@@ -5,22 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from secagg import keys
-from secagg.errors import (
-    BadPoint,
-    BadShare,
-    BadSignature,
-    BadVector,
-    BelowThreshold,
-    DuplicateKey,
-    DuplicateUpload,
-    HeadroomError,
-    Malformed,
-    OutOfOrder,
-    SumOutOfRange,
-    UnmaskCheckFailed,
-    WrongSession,
-)
+from secagg import errors, keys
 from secagg.keys import sha256
 from secagg.masking import LITTLE, stream
 from secagg.messages import HONEST, Advertise, Masked, Shares, Unmask
@@ -62,17 +47,19 @@ def test_a_bad_advertisement_is_refused_and_the_rest_goes_on(cohort):
     first = advertisement(cohort, 10)
     server.receive(10, first)
     mask_key = Advertise.decode(first, cohort.invite.hash).mask_key
-    refuses(server, DuplicateUpload, 10, advertisement(cohort, 10))
-    refuses(server, DuplicateKey, 11, advertisement(cohort, 11, box_key=mask_key))
-    refuses(server, DuplicateKey, 11, advertisement(cohort, 10))
+    refuses(server, errors.DuplicateUpload, 10, advertisement(cohort, 10))
+    refuses(server, errors.DuplicateKey, 11, advertisement(cohort, 11, box_key=mask_key))
+    refuses(server, errors.DuplicateKey, 11, advertisement(cohort, 10))
     for name in ("mask_key", "box_key"):
-        refuses(server, BadPoint, 11, advertisement(cohort, 11, **{name: bytes(32)}))
+        refuses(server, errors.BadPoint, 11, advertisement(cohort, 11, **{name: bytes(32)}))
     strange = credential(cohort.identities[11], private(3))
-    refuses(server, BadSignature, 11, advertisement(cohort, 11, credential=strange))
-    refuses(server, BadSignature, 11, advertisement(cohort, 11)[:-152] + bytes(64) + advertisement(cohort, 11)[-88:])
-    refuses(server, WrongSession, 11, b"\1\1" + bytes(300))
+    refuses(server, errors.BadSignature, 11, advertisement(cohort, 11, credential=strange))
+    refuses(
+        server, errors.BadSignature, 11, advertisement(cohort, 11)[:-152] + bytes(64) + advertisement(cohort, 11)[-88:]
+    )
+    refuses(server, errors.WrongSession, 11, b"\1\1" + bytes(300))
     for junk in (b"", b"\0", b"\2\1", b"\x0d\1", advertisement(cohort, 11) + b"\0"):
-        refuses(server, Malformed, 11, junk)
+        refuses(server, errors.Malformed, 11, junk)
     for slot in cohort.everyone(without=(10,)):
         server.receive(slot, advertisement(cohort, slot))
     server.advance()
@@ -81,7 +68,7 @@ def test_a_bad_advertisement_is_refused_and_the_rest_goes_on(cohort):
 
 def test_a_roster_is_never_larger_than_devices_were_told():
     cohort = Cohort(9, invitation(n_max=8, min_sum=3))
-    with pytest.raises(OutOfOrder, match="divide"):
+    with pytest.raises(errors.OutOfOrder, match="divide"):
         cohort.advertise()
 
 
@@ -91,11 +78,11 @@ def test_an_upload_counts_once_whole_and_signed(cohort):
     uploads = {slot: cohort.clients[slot].receive(message).message for slot, message in included.items()}
     flipped = uploads[10][:50] + bytes([uploads[10][50] ^ 1]) + uploads[10][51:]
     for wrong in (flipped, uploads[10][:-1], uploads[10] + b"\0", uploads[11]):
-        refuses(server, BadVector, 10, wrong)
+        refuses(server, errors.BadVector, 10, wrong)
     server.receive(10, uploads[10])
-    refuses(server, DuplicateUpload, 10, uploads[10])
-    refuses(server, OutOfOrder, 18, uploads[11])
-    refuses(server, OutOfOrder, 77, uploads[11])
+    refuses(server, errors.DuplicateUpload, 10, uploads[10])
+    refuses(server, errors.OutOfOrder, 18, uploads[11])
+    refuses(server, errors.OutOfOrder, 77, uploads[11])
     for slot in range(11, 18):
         server.receive(slot, uploads[slot])
     cohort.reveal(cohort.confirm(server.advance().messages))
@@ -104,27 +91,27 @@ def test_an_upload_counts_once_whole_and_signed(cohort):
 
 def test_messages_out_of_turn_are_refused(cohort):
     advertised = advertisement(cohort, 10)
-    refuses(cohort.server, OutOfOrder, 10, b"\3\1" + bytes(200))
+    refuses(cohort.server, errors.OutOfOrder, 10, b"\3\1" + bytes(200))
     for slot in cohort.clients:
         cohort.server.receive(slot, advertisement(cohort, slot))
     for wrong in (lambda: cohort.server.advance(bytes(32)), cohort.server.results):
-        with pytest.raises(OutOfOrder):
+        with pytest.raises(errors.OutOfOrder):
             wrong()
     cohort.server.advance()
-    refuses(cohort.server, OutOfOrder, 10, advertised)
+    refuses(cohort.server, errors.OutOfOrder, 10, advertised)
     cohort.server.abort()
     for wrong in (cohort.server.advance, lambda: cohort.server.divide([range(10, 19)])):
-        with pytest.raises(OutOfOrder):
+        with pytest.raises(errors.OutOfOrder):
             wrong()
 
 
 def test_a_confirmation_of_anything_else_is_refused(cohort):
     survivors = cohort.upload(cohort.share(cohort.advertise()), without=(18,))
     message = cohort.clients[10].receive(survivors[10]).message
-    refuses(cohort.server, BadSignature, 11, message)
-    refuses(cohort.server, OutOfOrder, 18, message)
+    refuses(cohort.server, errors.BadSignature, 11, message)
+    refuses(cohort.server, errors.OutOfOrder, 18, message)
     cohort.server.receive(10, message)
-    refuses(cohort.server, DuplicateUpload, 10, message)
+    refuses(cohort.server, errors.DuplicateUpload, 10, message)
 
 
 def revealing(cohort, gone=(18,)):
@@ -147,9 +134,9 @@ def test_shares_of_another_kind_number_or_size_are_refused(cohort):
         fewer,
         {**fewer, 77: (kind, share)},
     ):
-        refuses(cohort.server, BadShare, 10, Unmask(wrong).encode(sid))
+        refuses(cohort.server, errors.BadShare, 10, Unmask(wrong).encode(sid))
     cohort.server.receive(10, message)
-    refuses(cohort.server, DuplicateUpload, 10, message)
+    refuses(cohort.server, errors.DuplicateUpload, 10, message)
 
 
 def falsify(cohort, messages, slots):
@@ -181,7 +168,7 @@ def test_a_device_that_reveals_false_shares_is_named_and_the_sum_is_right(cohort
 @pytest.mark.security("the session ends in BadShare and names it, and the attempt is lost")
 def test_false_shares_by_more_than_can_be_corrected_end_the_session(cohort):
     falsify(cohort, revealing(cohort), {12, 13, 14})
-    with pytest.raises(BadShare, match="secret of position") as caught:
+    with pytest.raises(errors.BadShare, match="secret of position") as caught:
         cohort.unmask()
     assert len(caught.value.culprits) == 1
     assert summed(cohort) is False
@@ -197,7 +184,7 @@ def test_a_device_that_committed_to_another_seed_ends_the_session(cohort):
         cohort.server.receive(slot, wrong if slot == 13 else shares)
     survivors = cohort.upload(cohort.server.advance().messages)
     cohort.reveal(cohort.confirm(survivors))
-    with pytest.raises(BadShare) as caught:
+    with pytest.raises(errors.BadShare) as caught:
         cohort.unmask()
     assert caught.value.culprits == (3,)
 
@@ -205,7 +192,7 @@ def test_a_device_that_committed_to_another_seed_ends_the_session(cohort):
 def test_too_few_shares_end_the_session(cohort):
     messages = revealing(cohort)
     cohort.reveal(messages, without=(10, 11, 12))
-    with pytest.raises(BelowThreshold):
+    with pytest.raises(errors.BelowThreshold):
         cohort.unmask()
 
 
@@ -220,7 +207,7 @@ def test_a_mask_that_does_not_cancel_lets_no_number_out():
         wrong = replace(found, words=words.astype(LITTLE).tobytes()).encode(cohort.sid)
         cohort.server.receive(slot, wrong if slot == 13 else right)
     cohort.reveal(cohort.server.advance().messages)
-    with pytest.raises(UnmaskCheckFailed):
+    with pytest.raises(errors.UnmaskCheckFailed):
         cohort.unmask()
     assert cohort.server._masked.words.size == 0
     assert summed(cohort) is False
@@ -233,7 +220,7 @@ def test_no_share_is_left_when_the_session_is_over(cohort):
     assert cohort.server._revealed == cohort.server._shares == {}
     broken = Cohort(9, invitation(min_sum=3))
     falsify(broken, revealing(broken), {12, 13, 14})
-    with pytest.raises(BadShare):
+    with pytest.raises(errors.BadShare):
         broken.unmask()
     assert broken.server._revealed == broken.server._shares == {}
 
@@ -242,12 +229,12 @@ def test_a_beacon_of_another_length_is_refused(cohort):
     for slot in cohort.clients:
         cohort.server.receive(slot, advertisement(cohort, slot))
     cohort.server.advance()
-    with pytest.raises(Malformed, match="64 bytes, not 5"):
+    with pytest.raises(errors.Malformed, match="64 bytes, not 5"):
         cohort.server.advance(b"short")
 
 
 def test_a_server_with_fields_that_overflow_is_not_made():
-    with pytest.raises(HeadroomError):
+    with pytest.raises(errors.HeadroomError):
         Server(invitation(n_max=2**20), SERVER, public(AUTHORITY))
 
 
@@ -284,7 +271,7 @@ def sum_with(cohort, changes):
 )
 def test_a_sum_that_is_more_than_devices_can_send_is_refused(cohort, place, change, named):
     """Once, one device made the weight or a value of the sum anything at all."""
-    with pytest.raises(SumOutOfRange, match=named):
+    with pytest.raises(errors.SumOutOfRange, match=named):
         sum_with(cohort, {place: change})
     assert summed(cohort) is False
 
@@ -292,7 +279,7 @@ def test_a_sum_that_is_more_than_devices_can_send_is_refused(cohort, place, chan
 def test_a_vector_beyond_the_norm_is_refused_with_values_in_range():
     cohort = Cohort(9, invitation(CLIPPED, min_sum=3), vectors={10 + i: np.zeros(4096, np.float32) for i in range(9)})
     loudest = (1 << 12) * (1 + (1 << 21) + (1 << 42))
-    with pytest.raises(SumOutOfRange, match="norm"):
+    with pytest.raises(errors.SumOutOfRange, match="norm"):
         sum_with(cohort, dict.fromkeys(range(1, CLIPPED[0].words - 1), loudest))
 
 

@@ -6,29 +6,7 @@ from dataclasses import fields, replace
 import numpy as np
 import pytest
 
-from secagg import keys
-from secagg.errors import (
-    BadCiphertext,
-    BadInput,
-    BadPoint,
-    BadSignature,
-    BelowThreshold,
-    DuplicateKey,
-    GraphMismatch,
-    HeadroomError,
-    Malformed,
-    MessageType,
-    ModelMismatch,
-    OutOfOrder,
-    PolicyViolation,
-    ReplayedRound,
-    SelfMarkedDead,
-    SelfMismatch,
-    TooFewNeighbours,
-    UnsupportedSuite,
-    WrongSession,
-    bitmap,
-)
+from secagg import errors, keys
 from secagg.keys import PairKey
 from secagg.messages import HONEST, Advertise, Complaints, Deliver, Included, Invite, Shares
 from secagg.packing import PackedSegment
@@ -67,15 +45,15 @@ def test_a_device_takes_the_invitation_that_the_others_below_vary(cohort, victim
 @pytest.mark.parametrize(
     ("error", "changes"),
     [
-        (ReplayedRound, {"round": 6}),
-        (ReplayedRound, {"round": 0}),
-        (PolicyViolation, {"mode": HONEST}),
-        (PolicyViolation, {"min_sum": 1}),
-        (PolicyViolation, {"min_sum": 201}),
-        (HeadroomError, {"n_max": 65536 // 255 + 2}),
-        (HeadroomError, {"segments": (PackedSegment(5, 16, 8, 0.5, 1.0),)}),
-        (ModelMismatch, {"model_hash": LAYOUT}),
-        (ModelMismatch, {"layout_hash": MODEL}),
+        (errors.ReplayedRound, {"round": 6}),
+        (errors.ReplayedRound, {"round": 0}),
+        (errors.PolicyViolation, {"mode": HONEST}),
+        (errors.PolicyViolation, {"min_sum": 1}),
+        (errors.PolicyViolation, {"min_sum": 201}),
+        (errors.HeadroomError, {"n_max": 65536 // 255 + 2}),
+        (errors.HeadroomError, {"segments": (PackedSegment(5, 16, 8, 0.5, 1.0),)}),
+        (errors.ModelMismatch, {"model_hash": LAYOUT}),
+        (errors.ModelMismatch, {"layout_hash": MODEL}),
     ],
 )
 def test_an_invitation_to_something_weaker_older_or_else_is_refused(cohort, error, changes):
@@ -87,31 +65,33 @@ def test_an_invitation_with_any_changed_byte_is_refused(cohort):
     for place in range(2, len(message)):
         wrong = message[:place] + bytes([message[place] ^ 1]) + message[place + 1 :]
         # Without its signatures it would be a session that this device takes no part in.
-        with pytest.raises(PolicyViolation if place == 3 else (BadSignature, Malformed, UnsupportedSuite)):
+        with pytest.raises(
+            errors.PolicyViolation if place == 3 else (errors.BadSignature, errors.Malformed, errors.UnsupportedSuite)
+        ):
             cohort.client(VICTIM).receive(wrong)
-    dies(cohort.client(VICTIM), BadSignature, signed(cohort.invite, private(3)))
+    dies(cohort.client(VICTIM), errors.BadSignature, signed(cohort.invite, private(3)))
 
 
 @pytest.mark.security("sends a message that is not due, or one before M8 twice: OutOfOrder")
-@pytest.mark.parametrize("number", MessageType)
+@pytest.mark.parametrize("number", errors.MessageType)
 def test_a_message_that_is_not_due_ends_the_session(cohort, victim, number):
     """At every step up to the upload."""
-    states = {MessageType.INVITE: copy(victim)}
+    states = {errors.MessageType.INVITE: copy(victim)}
     cohort.answer(dict.fromkeys(cohort.clients, cohort.server.invitation))
-    states[MessageType.ROSTER] = copy(victim)
+    states[errors.MessageType.ROSTER] = copy(victim)
     cohort.server.advance()
     cohort.share(cohort.server.advance().messages)
-    states[MessageType.DELIVER] = copy(victim)
+    states[errors.MessageType.DELIVER] = copy(victim)
     victim.receive(cohort.deliveries[VICTIM])
-    states[MessageType.INCLUDED] = victim
+    states[errors.MessageType.INCLUDED] = victim
     for due, client in states.items():
         if number != due:
-            dies(client, OutOfOrder, bytes([number, 1]) + bytes(200))
+            dies(client, errors.OutOfOrder, bytes([number, 1]) + bytes(200))
 
 
 def test_a_message_that_does_not_exist_ends_the_session(delivered, victim):
     for wrong in (b"", b"\x0d\1", b"\xff"):
-        dies(copy(victim), Malformed, wrong)
+        dies(copy(victim), errors.Malformed, wrong)
 
 
 def forged(cohort, slot, **changes):
@@ -128,12 +108,12 @@ def forged(cohort, slot, **changes):
 def test_a_key_that_was_substituted_is_not_on_the_roster(advertised, victim):
     for name in ("id", "mask_key", "box_key"):
         wrong = forged(advertised, 13, **{name: bytes([9]) * 32})
-        assert dies(copy(victim), GraphMismatch, wrong).culprits == (3,)
+        assert dies(copy(victim), errors.GraphMismatch, wrong).culprits == (3,)
 
 
 @pytest.mark.security("exchanges a device's keys, or makes devices up: BadSignature; GraphMismatch")
 def test_a_signature_that_was_substituted_is_refused(advertised, victim):
-    dies(victim, BadSignature, forged(advertised, 13, signature=bytes(64)))
+    dies(victim, errors.BadSignature, forged(advertised, 13, signature=bytes(64)))
 
 
 @pytest.mark.security("it cannot make up devices that others take for real")
@@ -141,7 +121,7 @@ def test_a_signature_that_was_substituted_is_refused(advertised, victim):
 @pytest.mark.security("passes a device's check with chance (1 − f)^k")
 def test_a_device_that_nobody_enrolled_is_refused(advertised, victim):
     false = credential(advertised.identities[13], private(99))
-    dies(victim, BadSignature, forged(advertised, 13, credential=false))
+    dies(victim, errors.BadSignature, forged(advertised, 13, credential=false))
 
 
 def advertisements(cohort):
@@ -173,7 +153,7 @@ def test_the_rosters_that_tests_make_are_those_of_the_server(cohort):
 def test_a_roster_around_a_key_that_its_device_did_not_sign_is_refused(cohort, victim):
     devices = advertisements(cohort)
     devices[13] = replace(devices[13], mask_key=PairKey(bytes(32)).public)
-    dies(victim, BadSignature, rosters_of(cohort.invite, devices)[VICTIM])
+    dies(victim, errors.BadSignature, rosters_of(cohort.invite, devices)[VICTIM])
 
 
 @pytest.mark.security("offers points of low order, or one key twice: BadPoint, DuplicateKey")
@@ -181,33 +161,33 @@ def test_a_roster_around_a_key_that_its_device_did_not_sign_is_refused(cohort, v
 def test_a_low_order_key_is_refused_though_a_corrupt_device_signed_it(cohort, victim, name):
     devices = advertisements(cohort)
     devices[13] = own_signature(cohort, 13, replace(devices[13], **{name: LOW_ORDER}))
-    dies(victim, BadPoint, rosters_of(cohort.invite, devices)[VICTIM])
+    dies(victim, errors.BadPoint, rosters_of(cohort.invite, devices)[VICTIM])
 
 
 @pytest.mark.security("offers points of low order, or one key twice: BadPoint, DuplicateKey")
 def test_two_positions_with_one_key_are_refused(cohort, victim):
     devices = advertisements(cohort)
     devices[13] = own_signature(cohort, 13, replace(devices[13], box_key=devices[14].mask_key))
-    dies(victim, DuplicateKey, rosters_of(cohort.invite, devices)[VICTIM])
+    dies(victim, errors.DuplicateKey, rosters_of(cohort.invite, devices)[VICTIM])
 
 
 def test_a_roster_with_another_key_for_oneself_is_refused(cohort, victim):
     devices = advertisements(cohort)
     devices[VICTIM] = replace(devices[VICTIM], mask_key=PairKey(bytes(32)).public)
-    dies(victim, SelfMismatch, rosters_of(cohort.invite, devices)[VICTIM])
+    dies(victim, errors.SelfMismatch, rosters_of(cohort.invite, devices)[VICTIM])
 
 
 @pytest.mark.security("places a victim among its own devices, or gives it fewer neighbours")
 @pytest.mark.parametrize(
     ("error", "change"),
     [
-        (SelfMismatch, lambda found: {"position": found.position + 1}),
-        (SelfMismatch, lambda found: {"root": bytes(32)}),
-        (GraphMismatch, lambda found: {"neighbours": found.neighbours[::-1]}),
-        (GraphMismatch, lambda found: {"beacon": bytes([1]) * 64}),
-        (PolicyViolation, lambda found: {"t": found.t - 1}),
-        (PolicyViolation, lambda found: {"k": 6, "neighbours": found.neighbours[:6]}),
-        (PolicyViolation, lambda found: {"t": 9}),
+        (errors.SelfMismatch, lambda found: {"position": found.position + 1}),
+        (errors.SelfMismatch, lambda found: {"root": bytes(32)}),
+        (errors.GraphMismatch, lambda found: {"neighbours": found.neighbours[::-1]}),
+        (errors.GraphMismatch, lambda found: {"beacon": bytes([1]) * 64}),
+        (errors.PolicyViolation, lambda found: {"t": found.t - 1}),
+        (errors.PolicyViolation, lambda found: {"k": 6, "neighbours": found.neighbours[:6]}),
+        (errors.PolicyViolation, lambda found: {"t": 9}),
     ],
 )
 def test_a_roster_that_says_something_else_is_refused(advertised, victim, error, change):
@@ -219,38 +199,38 @@ def test_a_roster_that_says_something_else_is_refused(advertised, victim, error,
 def test_a_graph_with_one_neighbour_twice_in_anothers_place_is_refused(advertised, victim):
     found = advertised.roster(VICTIM)
     twice = (found.neighbours[1], *found.neighbours[1:])
-    dies(victim, GraphMismatch, replace(found, neighbours=twice).encode(advertised.invite.hash))
+    dies(victim, errors.GraphMismatch, replace(found, neighbours=twice).encode(advertised.invite.hash))
 
 
 def test_a_cohort_below_the_least_is_refused():
-    with pytest.raises(BelowThreshold, match="cohort of 7"):
+    with pytest.raises(errors.BelowThreshold, match="cohort of 7"):
         Cohort(7).advertise()
     lying = Cohort(7, parameters=lambda n: GraphParameters(n, 6, 5))
     lying.clients[VICTIM] = lying.client(VICTIM, policy())
-    dies(lying.clients[VICTIM], PolicyViolation, lying.advertise()[VICTIM])
+    dies(lying.clients[VICTIM], errors.PolicyViolation, lying.advertise()[VICTIM])
 
 
 def test_an_invitation_to_less_than_the_least_cohort_is_refused():
     cohort = Cohort(9, invitation(n_max=7))
-    with pytest.raises(PolicyViolation, match="at most 7 devices"):
+    with pytest.raises(errors.PolicyViolation, match="at most 7 devices"):
         policy().accept(cohort.server.invitation, (MODEL, LAYOUT), 0)
     assert policy().accept(Cohort(9, invitation(n_max=8)).server.invitation, (MODEL, LAYOUT), 0).n_max == 8
 
 
 def test_a_roster_below_the_sum_that_was_promised_is_refused():
     small = Cohort(8, invitation(min_sum=9))
-    with pytest.raises(BelowThreshold, match="8 devices"):
+    with pytest.raises(errors.BelowThreshold, match="8 devices"):
         small.advertise()
     again = Cohort(8, invitation(min_sum=9))
     rosters = rosters_of(again.invite, advertisements(again))
-    dies(again.clients[VICTIM], BelowThreshold, rosters[VICTIM])
+    dies(again.clients[VICTIM], errors.BelowThreshold, rosters[VICTIM])
 
 
 def complains(client, delivery, included):
     """Whom the device accuses, and then refuses to go on with."""
     sid, found = session_of(delivery), client.receive(delivery).message
     accused = Complaints.decode(found, sid, 9).devices
-    assert set(dies(client, BadCiphertext, Included(included).encode(sid, 9)).culprits) == accused
+    assert set(dies(client, errors.BadCiphertext, Included(included).encode(sid, 9)).culprits) == accused
     return accused
 
 
@@ -285,8 +265,8 @@ def test_a_box_without_shares_in_it_names_its_sender(cohort, victim):
 def test_a_delivery_without_oneself_or_enough_others_is_refused(delivered, victim):
     found = delivered.delivery(VICTIM)
     for error, positions in (
-        (SelfMarkedDead, found.shared - {0}),
-        (TooFewNeighbours, frozenset(range(6))),  # t is 6, so one too few
+        (errors.SelfMarkedDead, found.shared - {0}),
+        (errors.TooFewNeighbours, frozenset(range(6))),  # t is 6, so one too few
     ):
         dies(copy(victim), error, only(found, positions, delivered.sid))
 
@@ -297,7 +277,7 @@ def test_a_delivery_without_oneself_or_enough_others_is_refused(delivered, victi
 )
 def test_an_input_that_cannot_be_summed_is_never_sent(cohort, vector, weight):
     cohort.clients[VICTIM] = victim = cohort.client(VICTIM, vector=vector, weight=weight)
-    dies(victim, BadInput, cohort.open(cohort.share(cohort.advertise()))[VICTIM])
+    dies(victim, errors.BadInput, cohort.open(cohort.share(cohort.advertise()))[VICTIM])
 
 
 OTHER_TERMS = {
@@ -319,17 +299,17 @@ def test_a_device_with_another_invitation_is_left_out_by_its_neighbours(field):
     other = Server(replace(cohort.invite, **changes), SERVER, public(AUTHORITY))
     victim = cohort.client(VICTIM, **{name: value for name, value in changes.items() if name.endswith("_hash")})
     advertised = victim.receive(other.invitation).message
-    with pytest.raises(WrongSession):
+    with pytest.raises(errors.WrongSession):
         cohort.server.receive(VICTIM, advertised)
     passed_on = relabelled(advertised, cohort.invite.hash)
-    with pytest.raises(BadSignature):
+    with pytest.raises(errors.BadSignature):
         cohort.server.receive(VICTIM, passed_on)
     devices = {**advertisements(cohort), VICTIM: Advertise.decode(passed_on, cohort.invite.hash)}
     rosters = rosters_of(cohort.invite, devices)
     for slot in cohort.everyone(without=(VICTIM,)):
-        dies(cohort.clients[slot], BadSignature, rosters[slot])
+        dies(cohort.clients[slot], errors.BadSignature, rosters[slot])
     # To the victim, its neighbours' signatures are of another session just as well.
-    dies(victim, BadSignature, relabelled(rosters[VICTIM], Invite.decode(other.invitation)[0].hash))
+    dies(victim, errors.BadSignature, relabelled(rosters[VICTIM], Invite.decode(other.invitation)[0].hash))
 
 
 def test_in_mode_honest_too_a_device_with_another_model_opens_no_box():
@@ -357,6 +337,6 @@ def test_a_roster_that_differs_between_devices_leaves_no_box_to_open():
     shares = cohort.clients[VICTIM].receive(rosters_of(cohort.invite, turned)[VICTIM]).message
     cohort.server.receive(VICTIM, relabelled(shares, session_of(cohort.replies[11].message)))
     deliveries = cohort.server.advance().messages
-    assert deliveries[11][34:36] == bitmap(frozenset(range(9)), 9)
+    assert deliveries[11][34:36] == errors.bitmap(frozenset(range(9)), 9)
     for slot in cohort.everyone(without=(VICTIM,)):
         assert complains(cohort.clients[slot], deliveries[slot], frozenset(range(9))) == {0}

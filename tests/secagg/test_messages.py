@@ -6,33 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from secagg import errors, messages
 from secagg.client_state import ClientStage, ClientState, Peer
-from secagg.errors import (
-    DEVICE_MESSAGES,
-    Malformed,
-    MessageType,
-    SecaggError,
-    UnsupportedSuite,
-    WrongSession,
-    bitmap,
-    read_bitmap,
-)
-from secagg.messages import (
-    Advertise,
-    Complaints,
-    Confirm,
-    Confirmations,
-    Deliver,
-    Included,
-    Invite,
-    Masked,
-    Roster,
-    RosterEntry,
-    SessionResult,
-    Shares,
-    Survivors,
-    Unmask,
-)
 from tests.damage import INPUTS, outcomes
 from tests.secagg.cohort import invitation
 
@@ -49,8 +24,8 @@ def some(size, seed=0):
     return random.Random(seed).randbytes(size)
 
 
-DEVICE = Advertise(some(32, 1), some(32, 2), some(32, 3), some(64, 4), some(88, 5))
-ENTRIES = tuple(RosterEntry(position, DEVICE, some(128, position)) for position in NEAR)
+DEVICE = messages.Advertise(some(32, 1), some(32, 2), some(32, 3), some(64, 4), some(88, 5))
+ENTRIES = tuple(messages.RosterEntry(position, DEVICE, some(128, position)) for position in NEAR)
 SIGNED = {1: (some(32), some(64)), 4: (some(32, 1), some(64, 1))}
 PEERS = (Peer(4, some(32), 5, 6), Peer(1, some(32, 1), 7, 8))
 KEPT = ClientState(SID, 1, N, 2, 2, 0, U1, PEERS, ClientStage.REVEALED, frozenset({0, 4}))
@@ -59,59 +34,63 @@ KEPT = ClientState(SID, 1, N, 2, 2, 0, U1, PEERS, ClientStage.REVEALED, frozense
 CASES = {
     "M0": (
         invitation(n_max=100).body() + some(64),
-        Invite.decode,
+        messages.Invite.decode,
         lambda found: found[0].body() + found[1],
     ),
-    "M1": (DEVICE.encode(SID), lambda data: Advertise.decode(data, SID), lambda found: found.encode(SID)),
+    "M1": (DEVICE.encode(SID), lambda data: messages.Advertise.decode(data, SID), lambda found: found.encode(SID)),
     "M2": (
-        Roster(N, 3, 2, some(32), some(64, 1), 7, some(128), ENTRIES).encode(SID),
-        lambda data: Roster.decode(data, SID, 20),
+        messages.Roster(N, 3, 2, some(32), some(64, 1), 7, some(128), ENTRIES).encode(SID),
+        lambda data: messages.Roster.decode(data, SID, 20),
         lambda found: found.encode(SID),
     ),
     "M3": (
-        Shares(some(32), tuple(some(80, i) for i in range(3))).encode(SID),
-        lambda data: Shares.decode(data, SID, 3),
+        messages.Shares(some(32), tuple(some(80, i) for i in range(3))).encode(SID),
+        lambda data: messages.Shares.decode(data, SID, 3),
         lambda found: found.encode(SID),
     ),
     "M4": (
-        Deliver(U1, {4: some(80), 1: some(80, 1)}).encode(SID, N),
-        lambda data: Deliver.decode(data, SID, N, NEAR),
+        messages.Deliver(U1, {4: some(80), 1: some(80, 1)}).encode(SID, N),
+        lambda data: messages.Deliver.decode(data, SID, N, NEAR),
         lambda found: found.encode(SID, N),
     ),
     "M5": (
-        Complaints(frozenset({1})).encode(SID, N),
-        lambda data: Complaints.decode(data, SID, N),
+        messages.Complaints(frozenset({1})).encode(SID, N),
+        lambda data: messages.Complaints.decode(data, SID, N),
         lambda found: found.encode(SID, N),
     ),
     "M6": (
-        Included(U1).encode(SID, N),
-        lambda data: Included.decode(data, SID, N),
+        messages.Included(U1).encode(SID, N),
+        lambda data: messages.Included.decode(data, SID, N),
         lambda found: found.encode(SID, N),
     ),
     "M7": (
-        Masked(some(40), some(64)).encode(SID),
-        lambda data: Masked.decode(data, SID, 5),
+        messages.Masked(some(40), some(64)).encode(SID),
+        lambda data: messages.Masked.decode(data, SID, 5),
         lambda found: found.encode(SID),
     ),
     "M8": (
-        Survivors(U1).encode(SID, N),
-        lambda data: Survivors.decode(data, SID, N),
+        messages.Survivors(U1).encode(SID, N),
+        lambda data: messages.Survivors.decode(data, SID, N),
         lambda found: found.encode(SID, N),
     ),
-    "M9": (Confirm(some(64)).encode(SID), lambda data: Confirm.decode(data, SID), lambda found: found.encode(SID)),
+    "M9": (
+        messages.Confirm(some(64)).encode(SID),
+        lambda data: messages.Confirm.decode(data, SID),
+        lambda found: found.encode(SID),
+    ),
     "M10": (
-        Confirmations(SIGNED).encode(SID),
-        lambda data: Confirmations.decode(data, SID),
+        messages.Confirmations(SIGNED).encode(SID),
+        lambda data: messages.Confirmations.decode(data, SID),
         lambda found: found.encode(SID),
     ),
     "M11": (
-        Unmask({1: (0, 2**256 - 1), 4: (1, 3)}).encode(SID),
-        lambda data: Unmask.decode(data, SID),
+        messages.Unmask({1: (0, 2**256 - 1), 4: (1, 3)}).encode(SID),
+        lambda data: messages.Unmask.decode(data, SID),
         lambda found: found.encode(SID),
     ),
     "M12": (
-        SessionResult(1, some(32), some(32, 1), some(64)).encode(SID),
-        lambda data: SessionResult.decode(data, SID),
+        messages.SessionResult(1, some(32), some(32, 1), some(64)).encode(SID),
+        lambda data: messages.SessionResult.decode(data, SID),
         lambda found: found.encode(SID),
     ),
     "kept": (KEPT.encode(), ClientState.decode, lambda found: found.encode()),
@@ -138,54 +117,56 @@ def test_what_was_encoded_is_decoded(data, decode, encode):
 @CASE
 def test_every_truncation_and_every_byte_too_many_is_refused(data, decode, encode):
     for wrong in (*(data[:size] for size in range(len(data))), data + b"\0"):
-        with pytest.raises(Malformed):
+        with pytest.raises(errors.Malformed):
             decode(wrong)
 
 
 @pytest.mark.parametrize(("data", "decode", "encode"), [CASES[name] for name in CASES if name != "kept"])
 def test_another_kind_version_or_session_is_refused_by_name(data, decode, encode):
-    with pytest.raises(Malformed, match="instead of"):
+    with pytest.raises(errors.Malformed, match="instead of"):
         decode(bytes([data[0] ^ 16]) + data[1:])
-    with pytest.raises(UnsupportedSuite, match="version 2"):
+    with pytest.raises(errors.UnsupportedSuite, match="version 2"):
         decode(data[:1] + b"\2" + data[2:])
     if data[0]:
-        with pytest.raises(WrongSession):
+        with pytest.raises(errors.WrongSession):
             decode(data[:2] + b"\xff" + data[3:])
 
 
 @CASE
 def test_decoders_refuse_damage_by_typed_errors_only(data, decode, encode):
-    assert outcomes(data, exact(decode, encode), SecaggError, INPUTS).total() == INPUTS
+    assert outcomes(data, exact(decode, encode), errors.SecaggError, INPUTS).total() == INPUTS
 
 
 def test_messages_have_the_names_and_senders_of_the_specification():
     rows = re.findall(r"^\| M(\d+) (\w+) \| (device|server) \|", SPEC.read_text(), re.MULTILINE)
-    assert {int(number): name.upper() for number, name, _ in rows} == {one.value: one.name for one in MessageType}
-    assert [int(number) for number, _, sender in rows if sender == "device"] == list(DEVICE_MESSAGES)
+    assert {int(number): name.upper() for number, name, _ in rows} == {
+        one.value: one.name for one in errors.MessageType
+    }
+    assert [int(number) for number, _, sender in rows if sender == "device"] == list(errors.DEVICE_MESSAGES)
 
 
 def test_a_message_says_its_type_in_its_first_byte():
-    assert [MessageType.of(data) for data, _, _ in list(CASES.values())[:-1]] == list(MessageType)
+    assert [errors.MessageType.of(data) for data, _, _ in list(CASES.values())[:-1]] == list(errors.MessageType)
     for wrong in (b"", b"\x0d", b"\xff\1"):
-        with pytest.raises(Malformed, match="does not exist"):
-            MessageType.of(wrong)
+        with pytest.raises(errors.Malformed, match="does not exist"):
+            errors.MessageType.of(wrong)
 
 
 def test_a_bitmap_counts_from_the_least_bit_and_has_no_others():
-    assert bitmap(frozenset({0, 9}), 10) == bytes([1, 2])
-    assert read_bitmap(bytes([1, 2]), 10) == {0, 9}
-    with pytest.raises(Malformed):
-        read_bitmap(bytes([1, 4]), 10)
-    assert read_bitmap(b"", 0) == frozenset()
+    assert errors.bitmap(frozenset({0, 9}), 10) == bytes([1, 2])
+    assert errors.read_bitmap(bytes([1, 2]), 10) == {0, 9}
+    with pytest.raises(errors.Malformed):
+        errors.read_bitmap(bytes([1, 4]), 10)
+    assert errors.read_bitmap(b"", 0) == frozenset()
 
 
 @pytest.mark.parametrize("change", [{"mode": 2}, {"w_max": 0}])
 def test_an_invitation_to_nothing_that_exists_is_refused(change):
-    with pytest.raises(Malformed):
-        Invite.decode(invitation(**change).body() + bytes(64))
+    with pytest.raises(errors.Malformed):
+        messages.Invite.decode(invitation(**change).body() + bytes(64))
 
 
 def test_a_suite_that_is_unknown_is_refused():
     data = invitation().body()
-    with pytest.raises(UnsupportedSuite, match="suite 9"):
-        Invite.decode(data[:2] + b"\x09" + data[3:] + bytes(64))
+    with pytest.raises(errors.UnsupportedSuite, match="suite 9"):
+        messages.Invite.decode(data[:2] + b"\x09" + data[3:] + bytes(64))

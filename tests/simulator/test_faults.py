@@ -20,17 +20,7 @@ from device_runtime.errors import ConfigError
 from device_runtime.protocol.connection import ConnectionFailed, Connections, HttpRequest, address_of
 from device_runtime.protocol.transport import Transport
 from fedcore.signing import SigningKey
-from simulator.fleet.faults import (
-    EmulatedConditions,
-    EmulatedDevice,
-    Flapping,
-    PlannedFailure,
-    SlowBackend,
-    ThrottledTransport,
-    cached_backend,
-    connect,
-    load_backend,
-)
+from simulator.fleet import faults
 
 SIZE = 50_000
 
@@ -62,7 +52,7 @@ def road(**how):
     thread = threading.Thread(target=server.serve_forever, args=(0.01,))
     thread.start()
     address = address_of(f"http://127.0.0.1:{server.server_port}")
-    with closing(ThrottledTransport(Connections(address), **how)) as carrier:
+    with closing(faults.ThrottledTransport(Connections(address), **how)) as carrier:
 
         def ask(method, target, body=b""):
             headers = {"host": address.authority, "content-length": str(len(body))}
@@ -128,7 +118,7 @@ class Slow:
 def test_training_steps_take_their_factor_longer_and_nothing_else_does(name, factor, sleeps, monkeypatch):
     slow = Slow()
     monkeypatch.setattr("simulator.fleet.faults.time.perf_counter", lambda: slow.now)
-    graph = SlowBackend(slow, 5.0, None).load(b"", name)
+    graph = faults.SlowBackend(slow, 5.0, None).load(b"", name)
     for _ in range(5):
         graph.run({}, {})
     assert slow.now == pytest.approx(5 * 0.02)
@@ -138,7 +128,7 @@ def test_training_steps_take_their_factor_longer_and_nothing_else_does(name, fac
 def test_a_device_dies_after_so_many_steps_also_where_a_call_takes_many(monkeypatch):
     killed = []
     monkeypatch.setattr("simulator.fleet.faults.os.kill", lambda *_: killed.append(True))
-    graph = SlowBackend(Slow(), 1.0, 5).load(b"", "train.steps")
+    graph = faults.SlowBackend(Slow(), 1.0, 5).load(b"", "train.steps")
     for steps, deaths in ((3, 0), (3, 1)):
         graph.run({"mask": np.ones((steps, 2), np.float32)}, {})
         assert len(killed) == deaths
@@ -146,34 +136,36 @@ def test_a_device_dies_after_so_many_steps_also_where_a_call_takes_many(monkeypa
 
 def test_a_slow_backend_is_the_same_backend_to_the_coordinator():
     slow, plain = (
-        load_backend("onnxruntime", EmulatedDevice(slow_down=2.0), PlannedFailure()),
+        faults.load_backend("onnxruntime", faults.EmulatedDevice(slow_down=2.0), faults.PlannedFailure()),
         open_backend("onnxruntime"),
     )
     assert (slow.format, slow.runtime) == (plain.format, plain.runtime)
     with pytest.raises(ConfigError, match="'tflite'"):
-        load_backend("tflite", EmulatedDevice(slow_down=2.0), PlannedFailure())
+        faults.load_backend("tflite", faults.EmulatedDevice(slow_down=2.0), faults.PlannedFailure())
 
 
 def test_a_device_without_faults_has_what_a_real_one_has():
-    assert connect(EmulatedDevice(), PlannedFailure()) == Transport.to
-    assert load_backend("onnxruntime", EmulatedDevice(), PlannedFailure()) is cached_backend("onnxruntime")
-    assert EmulatedDevice().source(0.0)() == Conditions()
+    assert faults.connect(faults.EmulatedDevice(), faults.PlannedFailure()) == Transport.to
+    assert faults.load_backend(
+        "onnxruntime", faults.EmulatedDevice(), faults.PlannedFailure()
+    ) is faults.cached_backend("onnxruntime")
+    assert faults.EmulatedDevice().source(0.0)() == Conditions()
 
 
 def test_a_throttled_transport_refuses_the_same_urls():
     with pytest.raises(ConfigError, match="https:// or http://"):
-        connect(EmulatedDevice(bandwidth=1e6), PlannedFailure())("ftp://example.org")
+        faults.connect(faults.EmulatedDevice(bandwidth=1e6), faults.PlannedFailure())("ftp://example.org")
 
 
 def test_a_clock_that_is_off_is_off_by_date_alone():
-    clock, right = EmulatedDevice(clock_skew_s=-3600.0).clock(), EmulatedDevice().clock()
+    clock, right = faults.EmulatedDevice(clock_skew_s=-3600.0).clock(), faults.EmulatedDevice().clock()
     assert right.wall() <= clock.wall() + 3600 <= right.wall()
     assert right.since_boot() <= clock.since_boot() <= right.since_boot()
 
 
 def test_conditions_begin_with_the_fleet_and_not_with_the_machine(tmp_path):
     (tmp_path / "trace.json").write_text('[[10, {"charging": true}], [1000, {"charging": false}]]')
-    device = EmulatedDevice(conditions=EmulatedConditions(trace=str(tmp_path / "trace.json")))
+    device = faults.EmulatedDevice(conditions=faults.EmulatedConditions(trace=str(tmp_path / "trace.json")))
     now = time.monotonic()
     assert device.source(now)().charging is True
     assert device.source(now - 500)().charging is False
@@ -181,7 +173,9 @@ def test_conditions_begin_with_the_fleet_and_not_with_the_machine(tmp_path):
 
 def test_flapping_follows_the_devices_seed():
     def readings(seed):
-        device = EmulatedDevice(seed=seed, conditions=EmulatedConditions(flapping=Flapping(1.0, 1.0)))
+        device = faults.EmulatedDevice(
+            seed=seed, conditions=faults.EmulatedConditions(flapping=faults.Flapping(1.0, 1.0))
+        )
         now = time.monotonic()
         return [device.source(now - second)().charging for second in np.arange(0.05, 60)]
 
