@@ -21,9 +21,9 @@ from benchmarks.usage import least_cpu_s
 from device_runtime.backends.onnxruntime import OnnxRuntime
 from device_runtime.capabilities import random_field
 from export.build import export_bundle
-from export.few_bits import BITS, EXACT
 from export.huggingface.folder import Pretrained, spec_of
 from export.model import Model
+from export.weights import BITS, EXACT
 from fedcore.algorithms import create
 from fedcore.bundle import Bundle
 from fedcore.plan import EXAMPLE, FROZEN, PARAMS, PREDICT, prefixed

@@ -11,9 +11,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from export.few_bits import lora
 from export.model import Model, ModelSpec
 from export.models import load
+from export.weights import lora
 
 RANK = 4
 DENSE, HEAD = "7", "10"  # the paths of the network's two dense layers

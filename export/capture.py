@@ -30,11 +30,11 @@ from torch.fx.experimental.symbolic_shapes import (
 
 from export.decompositions import TABLE
 from export.errors import DynamicControlFlow, ExportError, InvalidModel, UnsupportedOperator, quiet, reason
-from export.few_bits import in_order
 from export.layers import Layers, layer_of
 from export.model import Model, oracle_of
 from export.rewrites import Traceable, unhinted
 from export.trial_examples import fixed_batch
+from export.weights import in_order
 from fedcore import plan as plans
 from fedcore.algorithms.algorithm import Pass, StatefulAlgorithm, Trip, Vector, with_carries
 from fedcore.checkpoint import frozen_specs_of

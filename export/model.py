@@ -19,9 +19,9 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from export.errors import ExportError, InvalidModel, reason
-from export.few_bits import Checkpoint, matching
 from export.layers import HOOKED, refuse_unsupported
 from export.rewrites import IgnoredLabels, KeyedNoise
+from export.weights import Checkpoint, matching
 from fedcore.algorithms.algorithm import Pass
 from fedcore.params import Float32, Frozen, ParamSchema, TensorSpec
 from fedcore.plan import OUTPUT, Dtype, Field, prefixed

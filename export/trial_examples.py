@@ -11,8 +11,8 @@ from msgspec import UNSET, UnsetType
 
 from device_runtime.capabilities import random_field
 from export.errors import ExportError, InvalidModel, reason
-from export.few_bits import Codes
 from export.model import Model, ModelSpec
+from export.weights import Codes
 from fedcore.bundle import Quantisation
 from fedcore.plan import Field
 

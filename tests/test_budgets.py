@@ -10,7 +10,7 @@ from tools.count_lines import at, budgets, circles, is_product, work_tree
 CEILINGS = {
     "product lines": 103_850,
     "Python files outside tests": 420,
-    "import lines, %": 8.0,
+    "import lines, %": 7.2,
     "test lines": 78_800,
     "words": 109_700,
     "decisions": 30,

@@ -20,11 +20,11 @@ from msgspec import UNSET
 from torch import Tensor, nn
 
 from export.errors import InvalidModel, quiet, reason
-from export.few_bits import ADAPTED_FORMS, BITS, EXACT, FORMS, DenseInFewBits, in_few_bits, lora
 from export.huggingface import modules, weights
 from export.huggingface.weights import check_folder, check_given
 from export.model import ModelSpec, PerExample, accuracy, cross_entropy
 from export.tasks import cross_entropy_of_labels, f1_of_labels, labels_right, mean_where, of_tokens
+from export.weights import ADAPTED_FORMS, BITS, EXACT, FORMS, DenseInFewBits, in_few_bits, lora
 from fedcore.plan import IGNORED, BlobRef, Field, Tokenizer
 from fedcore.validation import offered
 

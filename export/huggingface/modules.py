@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from export.errors import InvalidModel, reason
-from export.few_bits import made, panels, part_of, product, rows_at
+from export.weights import made, panels, part_of, product, rows_at
 
 # The loss of next tokens from the values before the last layer, whose weight is in few bits: panel by panel.
 #

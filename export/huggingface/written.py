@@ -15,10 +15,10 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from export.errors import InvalidModel
-from export.few_bits import DOWN, EXACT, UP, scale_of
 from export.huggingface.folder import Pretrained, config_of, spec_of
 from export.huggingface.modules import alike
 from export.model import Model
+from export.weights import DOWN, EXACT, UP, scale_of
 from fedcore.params import Float32, Frozen, ParamSchema
 from fedcore.plan import Field
 

@@ -8,8 +8,8 @@ import torch
 import torch.utils.checkpoint
 from torch import nn
 
-from export.few_bits import in_few_bits, lora
 from export.model import ModelSpec, accuracy, cross_entropy
+from export.weights import in_few_bits, lora
 from fedcore.plan import Field
 
 X, Y = Field("x", "float32", (2, 9, 7)), Field("y", "int64", high=5)

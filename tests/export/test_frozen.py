@@ -12,9 +12,9 @@ from torch import nn
 
 from export.build import export_bundle, verify_bundle
 from export.errors import InvalidModel, ParityFailed
-from export.few_bits import Checkpoint, lora
 from export.model import Model
 from export.trial import Trial
+from export.weights import Checkpoint, lora
 from fedcore.algorithms import create
 from fedcore.bundle import Bundle
 from fedcore.errors import DigestMismatch

@@ -11,12 +11,12 @@ from torch import nn
 
 from export.build import build_plan, export_bundle, verify_bundle
 from export.errors import InvalidModel
-from export.few_bits import BLOCK, Codes, DenseInFewBits, in_few_bits, lora
 from export.huggingface.folder import Pretrained, load, spec_of, unadapted
 from export.huggingface.written import Values, write_merged
 from export.model import GradientOracle, Model, ModelSpec, cross_entropy
 from export.parity import footprint
 from export.trial_examples import cost_of_bits
+from export.weights import BLOCK, Codes, DenseInFewBits, in_few_bits, lora
 from fedcore.algorithms import create
 from fedcore.checkpoint import decode, decode_frozen, encode, encode_frozen, frozen_specs_of
 from fedcore.errors import SchemaError
@@ -173,7 +173,7 @@ def test_nothing_is_made_of_codes_or_scales_before_a_value_needs_it():
 def test_the_gradient_through_panels_is_that_of_the_whole_product(monkeypatch):
     layer = in_few_bits(nn.Sequential(nn.Linear(64, 100)), 4)[0]
     x = torch.randn(3, 5, 64, generator=torch.manual_seed(1), requires_grad=True)
-    monkeypatch.setattr("export.few_bits.PANEL", 64 * 30)
+    monkeypatch.setattr("export.weights.PANEL", 64 * 30)
     (by_panels,) = torch.autograd.grad(layer(x).square().sum(), x)
     plain = (x @ layer.weight.T + layer.bias).square().sum()
     torch.testing.assert_close(by_panels, torch.autograd.grad(plain, x)[0], rtol=1e-4, atol=1e-5)
@@ -201,7 +201,7 @@ def test_a_folder_in_few_bits_is_written_back_with_its_exact_weights(family, tmp
 @pytest.mark.parametrize("family", ["GPT2", "Llama"])
 @pytest.mark.parametrize("bits", [8, 4])
 def test_a_loss_without_logits_is_that_of_logits(bits, family, tmp_path, monkeypatch):
-    monkeypatch.setattr("export.few_bits.PANEL", 16 * 11)
+    monkeypatch.setattr("export.weights.PANEL", 16 * 11)
     model = Model(spec_of(pretrained(family, tmp_path, bits=bits)), seed=2)
     assert model.module.without_logits
     generator = torch.manual_seed(0)
