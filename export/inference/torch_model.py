@@ -49,7 +49,7 @@ def module_of(trained: Trained, source: str | ModelSpec) -> Model:
         raise SchemaError(other)
     model.freeze(trained.frozen)
     model = model.trained(trained.params)
-    if "onnx" in trained.predict.graphs and not _predicts_as_planned(trained, model):
+    if plan.predict is not None and "onnx" in plan.predict.graphs and not _predicts_as_planned(trained, model):
         raise SchemaError(other)
     return model
 

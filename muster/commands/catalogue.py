@@ -338,7 +338,6 @@ def demo(
         return
     rounds, devices = rounds or ROUNDS, devices or DEVICES
     from fedcore.algorithms import create, module_of
-    from muster.pictures import draw_measured
     from secagg.parameters import LEAST_COHORT
 
     # Wrong options are reported before torch is loaded, which takes seconds.
@@ -347,6 +346,8 @@ def demo(
         create(name, None, [module_of(name)])
     secure = devices >= LEAST_COHORT and not plain
     result = _trained(names, rounds, devices, seed, secure=secure, out=out)
+    from muster.pictures import draw_measured
+
     picture = (out or Path()) / PICTURE
     draw_measured({run.algorithm: run.points for run in result.algorithms}, TITLE).save(picture)
     if json:

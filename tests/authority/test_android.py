@@ -12,25 +12,7 @@ from authority.configuration import AuthorityConfig, BadAndroidFile, NotAttested
 from fedcore.errors import WireError
 from fedcore.signing import SucceedingKey
 from fedcore.wire import messages
-from fedcore.wire.messages import (
-    MOST_CERTIFICATES,
-    AndroidKey,
-    IssuedCredential,
-    RequestCredential,
-    attestation_challenge,
-)
-from tests.authority.android import (
-    DAY,
-    PACKAGE,
-    SELF_SIGNED,
-    SIGNER,
-    SOFTWARE,
-    STRONGBOX,
-    UNVERIFIED,
-    Described,
-    Maker,
-    certify,
-)
+from tests.authority import android
 from tests.authority.test_service import Newcomer, refused
 from tests.servers import authority_serving
 
@@ -40,12 +22,12 @@ ROUNDS = 2000
 NOW = 1_800_000_000
 AT = dt.datetime.fromtimestamp(NOW, dt.UTC)
 KEY = "ed25519:a-key-of-requests"
-CHALLENGE = attestation_challenge(KEY, NOW)
+CHALLENGE = messages.attestation_challenge(KEY, NOW)
 
 
 @pytest.fixture(scope="module")
 def maker():
-    return Maker(AT)
+    return android.Maker(AT)
 
 
 @pytest.fixture
@@ -62,12 +44,12 @@ def test_a_phone_with_the_app_is_taken(maker, phones):
 @pytest.mark.parametrize(
     ("described", "why"),
     [
-        ({"level": SOFTWARE}, "security level is 00"),
-        ({"keymaster_level": SOFTWARE}, "security level is 00"),
+        ({"level": android.SOFTWARE}, "security level is 00"),
+        ({"keymaster_level": android.SOFTWARE}, "security level is 00"),
         ({"level": 9}, "security level is 09"),
         ({"locked": False}, "boot loader"),
-        ({"state": SELF_SIGNED}, "boot loader"),
-        ({"state": UNVERIFIED}, "boot loader"),
+        ({"state": android.SELF_SIGNED}, "boot loader"),
+        ({"state": android.UNVERIFIED}, "boot loader"),
         ({"root_of_trust_in_software": True}, "0 entries of the tag bf8540"),
         ({"package": "org.example.other"}, "app"),
         ({"signer": bytes(32)}, "app"),
@@ -81,7 +63,7 @@ def test_a_phone_in_another_state_or_with_another_app_is_refused(maker, phones, 
 @pytest.mark.security("its evidence, which is bound to the key and the moment")
 def test_evidence_for_another_key_or_another_time_is_refused(maker, phones):
     attestation = Attestation(False, phones=phones)
-    evidence = AndroidKey(maker.chain(CHALLENGE))
+    evidence = messages.AndroidKey(maker.chain(CHALLENGE))
     assert attestation.check(evidence, KEY, NOW) == "android-key"
     for key, created in ((f"{KEY}2", NOW), (KEY, NOW + 1)):
         with pytest.raises(NotAttested, match="challenge"):
@@ -91,7 +73,7 @@ def test_evidence_for_another_key_or_another_time_is_refused(maker, phones):
 
 
 def test_a_chain_to_another_root_is_refused(maker, phones):
-    stranger = Maker(AT)
+    stranger = android.Maker(AT)
     leaf, phone, root = stranger.chain(CHALLENGE)
     for chain in ((leaf, phone, root), (leaf, phone, maker.root.der), (leaf, maker.phone.der, maker.root.der)):
         with pytest.raises(NotAttested, match="no root that is known"):
@@ -107,26 +89,26 @@ def test_a_chain_before_or_after_its_time_is_refused(maker, phones, days):
 def through(maker, **changes):
     """A chain with one more certificate in its middle, made with `changes`."""
     given = {"at": AT} | changes
-    middle = certify("middle", maker.phone, **given)
-    leaf = certify("leaf", middle, at=AT, ca=False, extension=Described(CHALLENGE).der)
+    middle = android.certify("middle", maker.phone, **given)
+    leaf = android.certify("leaf", middle, at=AT, ca=False, extension=android.Described(CHALLENGE).der)
     return leaf.der, middle.der, maker.phone.der
 
 
 def test_every_certificate_of_a_chain_must_be_one_that_may_sign(maker, phones):
     phones.check(through(maker), CHALLENGE, NOW)
-    for wrong in ({"ca": False}, {"may_sign": False}, {"ends": AT - DAY}):
+    for wrong in ({"ca": False}, {"may_sign": False}, {"ends": AT - android.DAY}):
         with pytest.raises(NotAttested, match="no root that is known"):
             phones.check(through(maker, **wrong), CHALLENGE, NOW)
 
 
 def test_an_attested_key_cannot_vouch_for_a_phone(maker, phones):
-    chain = through(maker, extension=Described(bytes(32)).der)
+    chain = through(maker, extension=android.Described(bytes(32)).der)
     with pytest.raises(NotAttested, match="itself that of an attested key"):
         phones.check(chain, CHALLENGE, NOW)
 
 
 def test_a_leaf_without_a_description_of_its_key_is_refused(maker, phones):
-    leaf = certify("leaf", maker.phone, at=AT, ca=False)
+    leaf = android.certify("leaf", maker.phone, at=AT, ca=False)
     with pytest.raises(NotAttested, match="no description"):
         phones.check((leaf.der, maker.phone.der), CHALLENGE, NOW)
 
@@ -143,7 +125,7 @@ def test_revoked_certificates_are_refused_wherever_they_are(maker, tmp_path):
 
 def test_an_operator_may_ask_for_more_or_for_less(maker, tmp_path):
     strict = AndroidPhones.load(maker.settings(tmp_path, security_level="strongbox"))
-    strict.check(maker.chain(CHALLENGE, level=STRONGBOX, keymaster_level=STRONGBOX), CHALLENGE, NOW)
+    strict.check(maker.chain(CHALLENGE, level=android.STRONGBOX, keymaster_level=android.STRONGBOX), CHALLENGE, NOW)
     with pytest.raises(NotAttested, match="less than strongbox"):
         strict.check(maker.chain(CHALLENGE), CHALLENGE, NOW)
     lenient = AndroidPhones.load(maker.settings(tmp_path, verified_boot=False))
@@ -152,8 +134,8 @@ def test_an_operator_may_ask_for_more_or_for_less(maker, tmp_path):
 
 def test_a_chain_that_is_too_long_is_no_message(maker):
     certificate = maker.root.der
-    for chain in ((certificate,) * (MOST_CERTIFICATES + 1), (certificate,), (certificate, bytes(5000))):
-        body = messages.encode(messages.Enrol(attestation=AndroidKey(chain)))
+    for chain in ((certificate,) * (messages.MOST_CERTIFICATES + 1), (certificate,), (certificate, bytes(5000))):
+        body = messages.encode(messages.Enrol(attestation=messages.AndroidKey(chain)))
         with pytest.raises(WireError):
             messages.decode(body, messages.Enrol)
 
@@ -171,17 +153,17 @@ def test_damaged_certificates_are_refused_and_nothing_else(maker, phones):
 
 def test_damaged_descriptions_are_refused_unless_they_say_what_must_be(maker, phones):
     source = random.Random(15)
-    whole = Described(CHALLENGE).der
+    whole = android.Described(CHALLENGE).der
     for _ in range(ROUNDS):
         described = damaged(whole, source)
-        leaf = certify("leaf", maker.phone, at=AT, ca=False, extension=described)
+        leaf = android.certify("leaf", maker.phone, at=AT, ca=False, extension=described)
         try:
             phones.check((leaf.der, maker.phone.der), CHALLENGE, NOW)
         except NotAttested:
             continue
         assert CHALLENGE in described
-        assert SIGNER in described
-        assert PACKAGE.encode() in described
+        assert android.SIGNER in described
+        assert android.PACKAGE.encode() in described
 
 
 def damaged(data, source):
@@ -219,17 +201,19 @@ def test_a_file_of_phones_that_is_wrong_is_named_with_the_reason(maker, tmp_path
 
 def test_a_phone_gets_a_credential_over_http_and_no_other_device_does(tmp_path):
     SucceedingKey.new("authority").save(tmp_path / "key")
-    maker = Maker(dt.datetime.now(dt.UTC))
+    maker = android.Maker(dt.datetime.now(dt.UTC))
     config = AuthorityConfig(key=tmp_path / "key", port=0, android_file=maker.settings(tmp_path))
     newcomer, other = Newcomer(), Newcomer()
-    evidence = AndroidKey(maker.chain(attestation_challenge(newcomer.key, newcomer.at)))
+    evidence = messages.AndroidKey(maker.chain(messages.attestation_challenge(newcomer.key, newcomer.at)))
     with authority_serving(config) as url, httpx2.Client(base_url=url, trust_env=False) as client:
         answer = newcomer.ask(client, attestation=evidence)
-        assert messages.decode(answer.content, IssuedCredential).credential
+        assert messages.decode(answer.content, messages.IssuedCredential).credential
         refused(other.ask(client, attestation=evidence), "not-attested")
         refused(other.ask(client), "not-attested")
         later = Newcomer(at=newcomer.at - 1)
         later.device = newcomer.device
         refused(later.ask(client, attestation=evidence), "not-attested")
-        junk = RequestCredential(attestation=AndroidKey((b"junk",) * 2), secagg=other.id, possession=bytes(64))
+        junk = messages.RequestCredential(
+            attestation=messages.AndroidKey((b"junk",) * 2), secagg=other.id, possession=bytes(64)
+        )
         refused(other.ask(client, content=messages.encode(junk)), "not-attested")

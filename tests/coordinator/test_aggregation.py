@@ -7,15 +7,7 @@ import numpy as np
 import pytest
 
 from coordinator.errors import InvalidTask, NonFiniteState
-from coordinator.rules.aggregation import (
-    MOST_KEPT_BYTES,
-    KeptReports,
-    ReportSum,
-    aggregate,
-    check_fit,
-    collector,
-    state_specs,
-)
+from coordinator.rules import aggregation
 from coordinator.rules.task_settings import ClearReports, Secagg, TaskSettings
 from fedcore import algorithms
 from fedcore.algorithms.fed_avg import FedAvg
@@ -31,7 +23,7 @@ FEDAVG = algorithms.create("fedavg")
 
 
 def test_sum_is_float64_so_small_reports_are_not_lost_beside_large():
-    total = ReportSum(2)
+    total = aggregation.ReportSum(2)
     for _ in range(1000):
         total.add(np.array([1.0, 1e-9], np.float32))
     total.add(np.array([2.0**30, 1.0], np.float32))
@@ -41,7 +33,7 @@ def test_sum_is_float64_so_small_reports_are_not_lost_beside_large():
 
 def test_reports_added_at_once_make_the_sum_of_those_added_one_by_one():
     reports = np.random.default_rng(0).standard_normal((3, 70_001), np.float32)
-    at_once, one_by_one = ReportSum(70_001), ReportSum(70_001)
+    at_once, one_by_one = aggregation.ReportSum(70_001), aggregation.ReportSum(70_001)
     at_once.add(*reports)
     for one in reports:
         one_by_one.add(one)
@@ -50,10 +42,10 @@ def test_reports_added_at_once_make_the_sum_of_those_added_one_by_one():
 
 
 def test_fedavg_is_the_weighted_mean_of_deltas():
-    total = ReportSum(PLAN.report.size)
+    total = aggregation.ReportSum(PLAN.report.size)
     total.add(report_vector([1, 0, 0, 0], 1, loss=2.0))
     total.add(report_vector([0, 4, 0, 0], 3, loss=6.0))
-    made = aggregate(PLAN.report, FEDAVG, {"params": START}, total.total_L)
+    made = aggregation.aggregate(PLAN.report, FEDAVG, {"params": START}, total.total_L)
     np.testing.assert_array_equal(made.state["params"], START + np.array([0.25, 3, 0, 0], np.float32))
     assert made.state["params"].dtype == np.float32
     assert made.metrics == {"train.loss": 2.0}
@@ -63,12 +55,12 @@ def test_state_that_overflows_is_refused_and_named():
     huge = np.full(PLAN.report.size, 1e300)
     huge[4] = 1.0
     with pytest.raises(NonFiniteState, match=r"'params' .* largest value of their mean was 1e\+300: training diverged"):
-        aggregate(PLAN.report, FEDAVG, {"params": START}, huge)
+        aggregation.aggregate(PLAN.report, FEDAVG, {"params": START}, huge)
 
 
 def test_sum_without_weight_is_refused():
     with pytest.raises(ReportError, match="weight"):
-        aggregate(PLAN.report, FEDAVG, {"params": START}, np.zeros(PLAN.report.size))
+        aggregation.aggregate(PLAN.report, FEDAVG, {"params": START}, np.zeros(PLAN.report.size))
 
 
 @pytest.mark.parametrize(
@@ -84,7 +76,7 @@ def test_sum_without_weight_is_refused():
 def test_plan_that_does_not_fit_its_algorithm_is_refused_before_any_round(plan, algorithm, says):
     algorithm = algorithms.create(algorithm)
     with pytest.raises(InvalidTask, match=says):
-        check_fit(plan, algorithm, algorithm.init(START))
+        aggregation.check_fit(plan, algorithm, algorithm.init(START))
 
 
 class Told(FedAvg):
@@ -110,7 +102,7 @@ def test_update_is_told_how_many_devices_and_which_layers(store, register, desk,
 
 
 def test_state_specs_name_the_algorithms_vectors():
-    assert [(spec.name, spec.size) for spec in state_specs(PLAN, algorithms.create("fedadam"))] == [
+    assert [(spec.name, spec.size) for spec in aggregation.state_specs(PLAN, algorithms.create("fedadam"))] == [
         ("params", 4),
         ("m", 4),
         ("v", 4),
@@ -137,7 +129,7 @@ TWO = ParamSchema((TensorSpec("body", (3,)), TensorSpec("head", (1,))), ("head",
 def test_an_algorithm_that_keeps_other_parameters_than_its_model_fails(schema, algorithm, says):
     plan = msgspec.structs.replace(make_plan(), schema=schema)
     with pytest.raises((InvalidTask, InvalidSetting), match=says):
-        check_fit(plan, algorithm, algorithm.init(START))
+        aggregation.check_fit(plan, algorithm, algorithm.init(START))
 
 
 def test_an_algorithm_that_keeps_the_local_parameters_of_the_model_fits():
@@ -145,7 +137,7 @@ def test_an_algorithm_that_keeps_the_local_parameters_of_the_model_fits():
     more = {"kept": (VectorSpec("own", 1),), "graphs": {"onnx": graphs}}
     plan = msgspec.structs.replace(make_plan(), schema=TWO, **more)
     algorithm = algorithms.create("fedper", {"local": "3..4"})
-    check_fit(plan, algorithm, algorithm.init(START))
+    aggregation.check_fit(plan, algorithm, algorithm.init(START))
 
 
 SIZE = 70_001
@@ -155,7 +147,7 @@ ROBUST = [("trimmed-mean", 2), ("median", 0), ("krum", 2)]
 def estimate(clear, deltas, weights):
     """The estimate of the mean that a round makes of such reports."""
     plan = make_plan(size=deltas.shape[1])
-    kept = collector(plan.report, clear)
+    kept = aggregation.collector(plan.report, clear)
     for delta, weight in zip(deltas, weights, strict=True):
         kept.add(report_vector(delta, weight, plan=plan))
     return plan.report.split(kept.total())["delta"]
@@ -210,7 +202,7 @@ def test_round_commits_the_median_of_its_reports(store, register, desk, tmp_path
 
 def test_kept_reports_are_copies():
     plan = make_plan()
-    kept = KeptReports(plan.report, ClearReports(estimator="median"))
+    kept = aggregation.KeptReports(plan.report, ClearReports(estimator="median"))
     report = report_vector([1, 2, 3, 4], 1.0)
     kept.add(report)
     report[:] = 7
@@ -220,7 +212,7 @@ def test_kept_reports_are_copies():
 def test_an_estimate_is_computed_once_for_the_same_reports():
     """A locked database makes the driver close a round again and again."""
     plan = make_plan()
-    kept = KeptReports(plan.report, ClearReports(estimator="median"))
+    kept = aggregation.KeptReports(plan.report, ClearReports(estimator="median"))
     kept.add(report_vector([1, 2, 3, 4], 1.0))
     first = kept.total()
     assert kept.total() is first
@@ -248,7 +240,7 @@ def test_estimator_that_cannot_be_is_refused_by_name(clear, more, says):
 def test_more_reports_than_memory_may_keep_are_refused(store, register, tmp_path):
     size = 200_000
     plan = make_plan(size=size)
-    most = MOST_KEPT_BYTES // (4 * plan.report.size)
+    most = aggregation.MOST_KEPT_BYTES // (4 * plan.report.size)
     bundle = make_bundle(tmp_path / "large", plan, start=np.zeros(size, np.float32))
     with pytest.raises(InvalidTask, match=f"it may keep {most}: lower the goal from {most + 1}"):
         register(bundle, goal=most + 1, clear=ClearReports(estimator="median"))

@@ -328,6 +328,7 @@ def test_a_device_works_while_no_page_is_open(tmp_path, coordinators, task, page
         person.waits_for("when", "only while this page is open, unless your rules say otherwise")
 
 
+@pytest.mark.long
 def test_work_while_no_page_was_open_ends_when_one_takes_part(tmp_path, coordinators, task, page, browser):
     with coordinators.local(tmp_path, page=str(page)) as local, road_to(local.url) as road:
         made, person, hold = task(local), begun_and_closed(browser, road), Hold()

@@ -31,6 +31,7 @@ from fedcore.wire.messages import Assignment, Settled
 from simulator import datasets
 from tests.device_runtime.process import held_at, kill, muster, until
 from tests.forked import DEVICE, forked
+from tests.sampled import sampled
 
 FIRST, SECOND = np.array([1, 2], np.float32), np.array([3, 4], np.float32)
 SESSION = """
@@ -143,7 +144,7 @@ DURABLE = [("before", 1, 0), ("after", 1, 0), ("before", 1, 1), ("after", 1, 1),
 
 
 @pytest.mark.promise("Vectors that a device keeps move by committed rounds that counted its report, once each")
-@pytest.mark.parametrize(("at", "place", "rounds"), DURABLE)
+@pytest.mark.parametrize(("at", "place", "rounds"), sampled(DURABLE, DURABLE[-2:]))
 def test_killed_at_a_durable_step_it_loses_and_doubles_nothing(keeping, at, place, rounds):
     expected = _undisturbed(keeping, rounds)
     assert dying(keeping, at, place)[0] == -signal.SIGKILL

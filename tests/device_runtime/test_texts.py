@@ -254,7 +254,10 @@ def test_typescript_gives_the_same_tokens_of_many_texts(count):
             assert read.encode(text).ids == ids, (name, text)
 
 
-@pytest.mark.parametrize("name", ["word_piece", "qwen", "numbers", "NFKC of qwen", "NFD of qwen", "Lowercase of qwen"])
+NAMED = ["word_piece", "NFKC of qwen", "qwen", "numbers", "NFD of qwen", "Lowercase of qwen"]
+
+
+@pytest.mark.parametrize("name", sampled(NAMED, NAMED[:2]))
 def test_typescript_gives_the_same_tokens_of_every_character(name):
     import tokenizers
 

@@ -15,6 +15,7 @@ from export.model import GradientOracle, Model
 from fedcore.algorithms import create
 from tests.export.test_huggingface import EMBEDS, WORDS, pretrained, saved
 from tests.export.test_inference import trained
+from tests.sampled import sampled
 
 
 @pytest.fixture
@@ -79,7 +80,7 @@ def test_an_app_gives_one_text_and_gets_a_vector_of_length_1(model, tmp_path):
     torch.testing.assert_close(vectors.norm(dim=1), torch.ones(3))
 
 
-@pytest.mark.parametrize("to", ["onnx", "torch", "executorch"])
+@pytest.mark.parametrize("to", sampled(["onnx", "torch", "executorch"], ["onnx", "executorch"]))
 def test_a_file_for_apps_takes_one_text(to, model, executorch):
     work = trained(model, model.initial)
     assert inference_model(work, to, source=model.spec).data

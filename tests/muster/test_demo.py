@@ -113,6 +113,7 @@ def test_demo_runs_an_own_algorithm_in_clear_and_prints_digits(tmp_path, monkeyp
     assert "my_algos:FedMine  1 " in out
 
 
+@pytest.mark.long
 def test_a_page_and_devices_on_node_train_in_a_secure_round(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     done = CliRunner().invoke(app, ["demo", "--browser", "--rounds", "1", "--devices", "8", "--out", "kept", "--json"])
