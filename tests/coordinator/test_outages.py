@@ -70,7 +70,7 @@ def test_full_disk_stops_rounds_and_loses_nothing(coordinators, small_disk, tmp_
                 time.sleep(outage_s)
                 assert committed(store, task) == before
                 (small_disk / "filler").unlink()
-                until(lambda: completed(store, task), 60)
+                until(lambda: completed(store, task), 200)
             until(lambda: "ready" in readiness(replicas))
             assert phones.problems == []
         expect_undisturbed(store, task)
@@ -113,7 +113,7 @@ def test_database_out_of_reach_loses_nothing(store, register, replicas, link, fa
             before = committed(store, task)
             time.sleep(outage_s)
             assert fault == "slow" or committed(store, task) - before <= 1  # its transaction was on the way
-        until(lambda: completed(store, task), 60)
+        until(lambda: completed(store, task), 200)
     assert phones.problems == []
     expect_undisturbed(store, task)
 
@@ -127,12 +127,12 @@ def test_three_replicas_go_on_while_one_stands_still(store, register, replicas, 
     paused = until(replicas.holder)
     urls = [replica.url for replica in replicas.alive if replica is not paused]
     with Phones(GOAL, lambda: urls) as phones:
-        until(lambda: committed(store, task) >= 2, 60)
+        until(lambda: committed(store, task) >= 2, 200)
         paused.signal(signal.SIGSTOP)
         until(lambda: replicas.holder() not in (None, paused), 10 * LEASE_S)
-        until(lambda: committed(store, task) >= 4, 60)
+        until(lambda: committed(store, task) >= 4, 200)
         time.sleep(outage_s)
         paused.signal(signal.SIGCONT)
-        until(lambda: completed(store, task), 60)
+        until(lambda: completed(store, task), 200)
     assert phones.problems == []
     expect_undisturbed(store, task)

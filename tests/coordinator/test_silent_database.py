@@ -74,9 +74,9 @@ def test_everybody_is_answered_while_the_network_swallows(register, coordinator,
     with ThreadPoolExecutor(MANY * len(asks) + 1) as pool, link.swallowing():
         asked = {name: [pool.submit(ask) for _ in range(MANY)] for name, ask in asks.items()}
         asked["a report"] = [pool.submit(put, devices, mine.assignment, report_body([1, 0, 0, 0], 1))]
-        until(lambda: operators.get("/readyz", timeout=10).status_code == 503)
+        until(lambda: operators.get("/readyz").status_code == 503)
         answers = {name: [one.result() for one in several] for name, several in asked.items()}
-        refused(devices.get("/readyz", timeout=10), "unavailable")
+        refused(devices.get("/readyz"), "unavailable")
         assert devices.get("/healthz").status_code == 200
         assert check_in(devices).status_code == 200  # the driver goes on, from memory
     for name, several in answers.items():
