@@ -27,7 +27,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from cryptography.utils import CryptographyDeprecationWarning
 from cryptography.x509.verification import Criticality, ExtensionPolicy, PolicyBuilder, Store, VerificationError
 
-from authority.configuration import BadAndroidFile, BadAppleFile, BadSecret, NotAttested
+from authority.errors import BadAndroidFile, BadAppleFile, BadSecret, NotAttested
 from fedcore.validation import converter
 from fedcore.wire import messages
 

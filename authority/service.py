@@ -24,7 +24,8 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from authority.attestation import Attestation
-from authority.configuration import AuthorityConfig, BeaconRefused, InvalidSettings, KeyMissing, NotAttested
+from authority.configuration import AuthorityConfig
+from authority.errors import BeaconRefused, InvalidSettings, KeyMissing, NotAttested
 from fedcore.errors import ForgedSignature, MalformedSignature, StaleSignature, WireError, WrongBody
 from fedcore.signing import SucceedingKey, key_text, public_key
 from fedcore.wire import messages
@@ -41,7 +42,8 @@ from fedcore.wire.signatures import device_id
 from ingress.connection import hang_up
 from ingress.limits import ConnectionLimits, Newcomers, RateLimit, caller_of, networks
 from ingress.server import HttpConfig, Signed, listening, named_key, open_to, origins, read, signer_of
-from secagg.errors import DIGEST_BYTES, BadSignature, SecaggError
+from secagg.encoding import DIGEST_BYTES
+from secagg.errors import BadSignature, SecaggError
 from secagg.keys import check_possession, issue, root_of
 from secagg.messages import Invite, draw_beacon
 from secagg.parameters import GraphParameters

@@ -11,8 +11,7 @@ from muster.options import Data
 from muster.output import Json, emit, header, loading, progress, remark, say, show_table
 
 if TYPE_CHECKING:
-    from research.report import Report
-    from research.study import Study
+    from research.study import Report, Study
 
 QUICK = "The smallest sizes, in seconds: they show only that the study runs."
 OUT = "The folder of the page, pictures (SVG and PNG) and JSON; finished trials are kept in its trials/."
@@ -43,7 +42,7 @@ def study(
 
     if name == "list":
         return _list(list(studies.STUDIES.values()), json)
-    from research.report import summary, write
+    from research.study import summary, write
 
     chosen = studies.find(name)
     out.mkdir(parents=True, exist_ok=True)  # before the hours of training
@@ -76,8 +75,7 @@ def _list(studies: list[Study], json: bool) -> None:
 
 def _run(study: Study, sizes: Sizes, out: Path, processes: int | None) -> Report:
     """Run the trials, and show progress."""
-    from research.report import Report
-    from research.study import Trials
+    from research.study import Report, Trials
     from simulator.engines.processes import usable_cores
 
     words = ["muster", "study", study.name, f"--seeds {sizes.seeds}"]

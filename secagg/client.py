@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from secagg import errors, keys, messages, packing
 from secagg.client_state import AggregationPolicy, ClientStage, ClientState, Peer
-from secagg.errors import MessageType
+from secagg.encoding import MessageType
 from secagg.keys import KEY_BYTES, NO_CREDENTIAL, NeighbourGraph, PairKey, climb, sha256
 from secagg.masking import LITTLE, add_masks
 from secagg.parameters import GraphParameters

@@ -9,7 +9,8 @@ from dataclasses import dataclass, replace
 from enum import IntEnum
 
 from secagg import keys, packing, parameters
-from secagg.errors import DIGEST_BYTES, Malformed, ModelMismatch, PolicyViolation, Reader, ReplayedRound, bitmap
+from secagg.encoding import DIGEST_BYTES, Reader, bitmap
+from secagg.errors import Malformed, ModelMismatch, PolicyViolation, ReplayedRound
 from secagg.keys import KEY_BYTES, u32
 from secagg.messages import ACTIVE, HONEST, KEY_SHARE, SEED_SHARE, SHARE_BYTES, Invite, Unmask, survivors_digest
 from secagg.parameters import GraphParameters

@@ -16,7 +16,8 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from numpy.typing import NDArray
 
-from secagg.errors import BadCiphertext, BadPoint, BadSignature, ExpiredCredential, Reader
+from secagg.encoding import Reader
+from secagg.errors import BadCiphertext, BadPoint, BadSignature, ExpiredCredential
 from secagg.masking import stream
 from secagg.parameters import GraphParameters
 

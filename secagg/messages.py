@@ -14,7 +14,7 @@ from typing import ClassVar, Self
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from secagg import errors, keys
+from secagg import encoding, errors, keys
 from secagg.keys import CREDENTIAL_BYTES, DEVICE_BYTES, KEY_BYTES, SIGNATURE_BYTES, depth, sha256, u32
 from secagg.packing import PackedSegment
 from secagg.parameters import GraphParameters
@@ -80,7 +80,7 @@ class Invite:
     model_hash: bytes
     segments: tuple[PackedSegment, ...]
 
-    TYPE: ClassVar = errors.MessageType.INVITE
+    TYPE: ClassVar = encoding.MessageType.INVITE
 
     @property
     def noisy(self) -> bool:
@@ -93,7 +93,7 @@ class Invite:
             SUITE, self.mode, self.task, self.round, self.deadline, self.n_max, self.min_sum, self.w_max,
             self.layout_hash, self.model_hash, len(self.segments),
         )  # fmt: skip
-        return errors.head(self.TYPE) + terms + b"".join(_pack(segment) for segment in self.segments)
+        return encoding.head(self.TYPE) + terms + b"".join(_pack(segment) for segment in self.segments)
 
     @property
     def hash(self) -> bytes:
@@ -103,7 +103,7 @@ class Invite:
     @classmethod
     def decode(cls, data: bytes) -> tuple[Invite, bytes]:
         """The invitation and its signature."""
-        with errors.open_message(data, cls.TYPE, "the invitation") as reader:
+        with encoding.open_message(data, cls.TYPE, "the invitation") as reader:
             (
                 suite, mode, task, number, deadline, n_max, min_sum, w_max, layout_hash, model_hash, count,
             ) = INVITE_TERMS.unpack(reader.take(INVITE_TERMS.size))  # fmt: skip
@@ -153,7 +153,7 @@ class Advertise:
     signature: bytes
     credential: bytes
 
-    TYPE: ClassVar = errors.MessageType.ADVERTISE
+    TYPE: ClassVar = encoding.MessageType.ADVERTISE
 
     @property
     def leaf(self) -> bytes:
@@ -171,16 +171,16 @@ class Advertise:
 
     def encode(self, invite_hash: bytes) -> bytes:
         """The message."""
-        return errors.head(self.TYPE, invite_hash) + self.fields()
+        return encoding.head(self.TYPE, invite_hash) + self.fields()
 
     @classmethod
     def decode(cls, data: bytes, invite_hash: bytes) -> Advertise:
         """The inverse of `encode`."""
-        with errors.open_message(data, cls.TYPE, "the advertisement", invite_hash) as reader:
+        with encoding.open_message(data, cls.TYPE, "the advertisement", invite_hash) as reader:
             return cls.read(reader)
 
     @classmethod
-    def read(cls, reader: errors.Reader) -> Advertise:
+    def read(cls, reader: encoding.Reader) -> Advertise:
         """The fields, from the middle of a message."""
         return cls(*(reader.take(size) for size in (*3 * (KEY_BYTES,), SIGNATURE_BYTES, CREDENTIAL_BYTES)))
 
@@ -211,17 +211,17 @@ class Roster:
     path: bytes
     neighbours: tuple[RosterEntry, ...]
 
-    TYPE: ClassVar = errors.MessageType.ROSTER
+    TYPE: ClassVar = encoding.MessageType.ROSTER
 
     @classmethod
     def decode(cls, data: bytes, invite_hash: bytes, n_max: int) -> Roster:
         """The roster as sent to one device."""
-        with errors.open_message(data, cls.TYPE, "the roster", invite_hash) as reader:
+        with encoding.open_message(data, cls.TYPE, "the roster", invite_hash) as reader:
             n, k, t = (reader.integer(4) for _ in range(3))
             if not 0 < n <= n_max or k >= n:
                 raise errors.Malformed(f"a roster of {n} with {k} neighbours each does not exist among at most {n_max}")
-            root, beacon, position = reader.take(errors.DIGEST_BYTES), reader.take(BEACON_BYTES), reader.integer(4)
-            length = errors.DIGEST_BYTES * depth(n)
+            root, beacon, position = reader.take(encoding.DIGEST_BYTES), reader.take(BEACON_BYTES), reader.integer(4)
+            length = encoding.DIGEST_BYTES * depth(n)
             path = reader.take(length)
             neighbours = tuple(
                 RosterEntry(reader.integer(4), Advertise.read(reader), reader.take(length)) for _ in range(k)
@@ -233,7 +233,7 @@ class Roster:
     def encode(self, invite_hash: bytes) -> bytes:
         """The message."""
         fields = u32(self.n, self.k, self.t) + self.root + self.beacon + u32(self.position) + self.path
-        return errors.head(self.TYPE, invite_hash) + fields + b"".join(entry.encode() for entry in self.neighbours)
+        return encoding.head(self.TYPE, invite_hash) + fields + b"".join(entry.encode() for entry in self.neighbours)
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,17 +243,17 @@ class Shares:
     commitment: bytes
     boxes: tuple[bytes, ...]
 
-    TYPE: ClassVar = errors.MessageType.SHARES
+    TYPE: ClassVar = encoding.MessageType.SHARES
 
     def encode(self, sid: bytes) -> bytes:
         """The message."""
-        return errors.head(self.TYPE, sid) + self.commitment + b"".join(self.boxes)
+        return encoding.head(self.TYPE, sid) + self.commitment + b"".join(self.boxes)
 
     @classmethod
     def decode(cls, data: bytes, sid: bytes, k: int) -> Shares:
         """The inverse of `encode`, for k neighbours."""
-        with errors.open_message(data, cls.TYPE, "the shares", sid) as reader:
-            return cls(reader.take(errors.DIGEST_BYTES), tuple(reader.take(BOX_BYTES) for _ in range(k)))
+        with encoding.open_message(data, cls.TYPE, "the shares", sid) as reader:
+            return cls(reader.take(encoding.DIGEST_BYTES), tuple(reader.take(BOX_BYTES) for _ in range(k)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,16 +263,16 @@ class Deliver:
     shared: frozenset[int]
     boxes: dict[int, bytes]
 
-    TYPE: ClassVar = errors.MessageType.DELIVER
+    TYPE: ClassVar = encoding.MessageType.DELIVER
 
     def encode(self, sid: bytes, n: int) -> bytes:
         """The message; boxes are in the order of the mapping."""
-        return errors.head(self.TYPE, sid) + errors.bitmap(self.shared, n) + b"".join(self.boxes.values())
+        return encoding.head(self.TYPE, sid) + encoding.bitmap(self.shared, n) + b"".join(self.boxes.values())
 
     @classmethod
     def decode(cls, data: bytes, sid: bytes, n: int, neighbours: Sequence[int]) -> Deliver:
         """The inverse of `encode`, for a device with these neighbours, by rank."""
-        with errors.open_message(data, cls.TYPE, "the delivery", sid) as reader:
+        with encoding.open_message(data, cls.TYPE, "the delivery", sid) as reader:
             shared = reader.bitmap(n)
             return cls(shared, {position: reader.take(BOX_BYTES) for position in neighbours if position in shared})
 
@@ -283,17 +283,17 @@ class _Devices:
 
     devices: frozenset[int]
 
-    TYPE: ClassVar[errors.MessageType]
+    TYPE: ClassVar[encoding.MessageType]
     NAME: ClassVar[str]
 
     def encode(self, sid: bytes, n: int) -> bytes:
         """The message."""
-        return errors.head(self.TYPE, sid) + errors.bitmap(self.devices, n)
+        return encoding.head(self.TYPE, sid) + encoding.bitmap(self.devices, n)
 
     @classmethod
     def decode(cls, data: bytes, sid: bytes, n: int) -> Self:
         """The inverse of `encode`."""
-        with errors.open_message(data, cls.TYPE, cls.NAME, sid) as reader:
+        with encoding.open_message(data, cls.TYPE, cls.NAME, sid) as reader:
             return cls(reader.bitmap(n))
 
 
@@ -301,21 +301,21 @@ class Complaints(_Devices):
     """M5. The neighbours whose boxes did not open."""
 
     __slots__ = ()
-    TYPE, NAME = errors.MessageType.COMPLAINTS, "the complaints"
+    TYPE, NAME = encoding.MessageType.COMPLAINTS, "the complaints"
 
 
 class Included(_Devices):
     """M6. The devices that stay in the session after the boxes were opened (U1)."""
 
     __slots__ = ()
-    TYPE, NAME = errors.MessageType.INCLUDED, "the included devices"
+    TYPE, NAME = encoding.MessageType.INCLUDED, "the included devices"
 
 
 class Survivors(_Devices):
     """M8. The devices that uploaded (U2)."""
 
     __slots__ = ()
-    TYPE, NAME = errors.MessageType.SURVIVORS, "the survivor set"
+    TYPE, NAME = encoding.MessageType.SURVIVORS, "the survivor set"
 
 
 @dataclass(frozen=True, slots=True)
@@ -325,22 +325,22 @@ class Masked:
     words: bytes
     signature: bytes
 
-    TYPE: ClassVar = errors.MessageType.MASKED
+    TYPE: ClassVar = encoding.MessageType.MASKED
 
     def encode(self, sid: bytes) -> bytes:
         """The message."""
-        return b"".join([errors.head(self.TYPE, sid), self.words, self.signature])
+        return b"".join([encoding.head(self.TYPE, sid), self.words, self.signature])
 
     @classmethod
     def decode(cls, data: bytes, sid: bytes, words: int) -> Masked:
         """The inverse of `encode`, for that many words."""
-        with errors.open_message(data, cls.TYPE, "the masked vector", sid) as reader:
+        with encoding.open_message(data, cls.TYPE, "the masked vector", sid) as reader:
             return cls(reader.take(8 * words), reader.take(SIGNATURE_BYTES))
 
 
 def survivors_digest(shared: frozenset[int], alive: frozenset[int], n: int) -> bytes:
     """The digest that a device signs in M9, of U1 and U2."""
-    return sha256(errors.bitmap(shared, n) + errors.bitmap(alive, n))
+    return sha256(encoding.bitmap(shared, n) + encoding.bitmap(alive, n))
 
 
 @dataclass(frozen=True, slots=True)
@@ -349,16 +349,16 @@ class Confirm:
 
     signature: bytes
 
-    TYPE: ClassVar = errors.MessageType.CONFIRM
+    TYPE: ClassVar = encoding.MessageType.CONFIRM
 
     def encode(self, sid: bytes) -> bytes:
         """The message."""
-        return errors.head(self.TYPE, sid) + self.signature
+        return encoding.head(self.TYPE, sid) + self.signature
 
     @classmethod
     def decode(cls, data: bytes, sid: bytes) -> Confirm:
         """The inverse of `encode`."""
-        with errors.open_message(data, cls.TYPE, "the confirmation", sid) as reader:
+        with encoding.open_message(data, cls.TYPE, "the confirmation", sid) as reader:
             return cls(reader.take(SIGNATURE_BYTES))
 
 
@@ -368,19 +368,21 @@ class Confirmations:
 
     signed: dict[int, tuple[bytes, bytes]]
 
-    TYPE: ClassVar = errors.MessageType.CONFIRMATIONS
+    TYPE: ClassVar = encoding.MessageType.CONFIRMATIONS
 
     def encode(self, sid: bytes) -> bytes:
         """The message."""
         entries = (u32(position) + digest + signature for position, (digest, signature) in sorted(self.signed.items()))
-        return errors.head(self.TYPE, sid) + len(self.signed).to_bytes(2, "little") + b"".join(entries)
+        return encoding.head(self.TYPE, sid) + len(self.signed).to_bytes(2, "little") + b"".join(entries)
 
     @classmethod
     def decode(cls, data: bytes, sid: bytes) -> Confirmations:
         """The inverse of `encode`."""
-        with errors.open_message(data, cls.TYPE, "the confirmations", sid) as reader:
-            positions = errors.ascending(reader, reader.integer(2))
-            return cls({place: (reader.take(errors.DIGEST_BYTES), reader.take(SIGNATURE_BYTES)) for place in positions})
+        with encoding.open_message(data, cls.TYPE, "the confirmations", sid) as reader:
+            positions = encoding.ascending(reader, reader.integer(2))
+            return cls(
+                {place: (reader.take(encoding.DIGEST_BYTES), reader.take(SIGNATURE_BYTES)) for place in positions}
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -389,7 +391,7 @@ class Unmask:
 
     shares: dict[int, tuple[int, int]]
 
-    TYPE: ClassVar = errors.MessageType.UNMASK
+    TYPE: ClassVar = encoding.MessageType.UNMASK
 
     def encode(self, sid: bytes) -> bytes:
         """The message."""
@@ -397,13 +399,13 @@ class Unmask:
             u32(position) + bytes([kind]) + share.to_bytes(SHARE_BYTES, "little")
             for position, (kind, share) in sorted(self.shares.items())
         )
-        return errors.head(self.TYPE, sid) + len(self.shares).to_bytes(2, "little") + b"".join(entries)
+        return encoding.head(self.TYPE, sid) + len(self.shares).to_bytes(2, "little") + b"".join(entries)
 
     @classmethod
     def decode(cls, data: bytes, sid: bytes) -> Unmask:
         """The inverse of `encode`."""
-        with errors.open_message(data, cls.TYPE, "the unmasking shares", sid) as reader:
-            positions = errors.ascending(reader, reader.integer(2))
+        with encoding.open_message(data, cls.TYPE, "the unmasking shares", sid) as reader:
+            positions = encoding.ascending(reader, reader.integer(2))
             shares = {position: (reader.integer(1), reader.integer(SHARE_BYTES)) for position in positions}
         if any(kind not in {SEED_SHARE, KEY_SHARE} for kind, _ in shares.values()):
             raise errors.Malformed("a share has a kind that does not exist")
@@ -419,7 +421,7 @@ class SessionResult:
     transcript_root: bytes
     signature: bytes = UNSIGNED
 
-    TYPE: ClassVar = errors.MessageType.RESULT
+    TYPE: ClassVar = encoding.MessageType.RESULT
 
     @property
     def summed(self) -> bool:
@@ -432,13 +434,16 @@ class SessionResult:
 
     def encode(self, sid: bytes) -> bytes:
         """The message."""
-        return errors.head(self.TYPE, sid) + self.body() + self.signature
+        return encoding.head(self.TYPE, sid) + self.body() + self.signature
 
     @classmethod
     def decode(cls, data: bytes, sid: bytes) -> SessionResult:
         """The inverse of `encode`."""
-        with errors.open_message(data, cls.TYPE, "the result", sid) as reader:
-            status, digests = reader.integer(1), (reader.take(errors.DIGEST_BYTES), reader.take(errors.DIGEST_BYTES))
+        with encoding.open_message(data, cls.TYPE, "the result", sid) as reader:
+            status, digests = (
+                reader.integer(1),
+                (reader.take(encoding.DIGEST_BYTES), reader.take(encoding.DIGEST_BYTES)),
+            )
             message = cls(status, *digests, reader.take(SIGNATURE_BYTES))
         if message.status not in {DONE, ABORTED}:
             raise errors.Malformed(f"status {message.status} does not exist")

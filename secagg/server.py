@@ -33,7 +33,7 @@ from dataclasses import replace
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from secagg import errors, keys, packing, parameters, session
-from secagg.errors import DEVICE_MESSAGES, MessageType
+from secagg.encoding import DEVICE_MESSAGES, MessageType
 from secagg.keys import EMPTY, NeighbourGraph, Tree, hash_of
 from secagg.masking import Words
 from secagg.messages import (

@@ -12,7 +12,7 @@ from enum import IntEnum
 
 import numpy as np
 
-from secagg import errors, keys, packing
+from secagg import encoding, errors, keys, packing
 from secagg.keys import KEY_BYTES, PairKey, check_credential, sha256, tag, u32
 from secagg.masking import LITTLE, Mask, Words, add_masks, add_masks_with
 from secagg.messages import Advertise, Masked
@@ -225,24 +225,24 @@ def _pair_key(secret: int) -> PairKey:
 class SessionPhase(IntEnum):
     """A phase of a session, named by the message that is due: a device's, or the server's own if it waits for none."""
 
-    ADVERTISING = errors.MessageType.ADVERTISE
-    DRAWING = errors.MessageType.ROSTER
-    SHARING = errors.MessageType.SHARES
-    OPENING = errors.MessageType.COMPLAINTS
-    UPLOADING = errors.MessageType.MASKED
-    CONFIRMING = errors.MessageType.CONFIRM
-    REVEALING = errors.MessageType.UNMASK
-    OVER = errors.MessageType.RESULT
+    ADVERTISING = encoding.MessageType.ADVERTISE
+    DRAWING = encoding.MessageType.ROSTER
+    SHARING = encoding.MessageType.SHARES
+    OPENING = encoding.MessageType.COMPLAINTS
+    UPLOADING = encoding.MessageType.MASKED
+    CONFIRMING = encoding.MessageType.CONFIRM
+    REVEALING = encoding.MessageType.UNMASK
+    OVER = encoding.MessageType.RESULT
 
     @property
-    def due(self) -> errors.MessageType:
+    def due(self) -> encoding.MessageType:
         """The message that is due."""
-        return errors.MessageType(self)
+        return encoding.MessageType(self)
 
     @property
-    def then(self) -> errors.MessageType:
+    def then(self) -> encoding.MessageType:
         """The server's message at its end."""
-        return errors.MessageType.ROSTER if self is SessionPhase.DRAWING else errors.MessageType(self + 1)
+        return encoding.MessageType.ROSTER if self is SessionPhase.DRAWING else encoding.MessageType(self + 1)
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from authority.configuration import NotAttested
+from authority.errors import NotAttested
 from coordinator.api.devices.reports import parse_report
 from coordinator.api.openapi import EXAMPLES
 from coordinator.errors import InvalidReport

@@ -66,7 +66,7 @@ def made(name: str) -> str:
 
 def results_of(study: str) -> str:
     """What a study measured."""
-    from research.report import REPORT, numbers
+    from research.study import REPORT, numbers
 
     path = ROOT / "docs" / "studies" / f"{study}.json"
     if not path.exists():

@@ -16,8 +16,8 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import FedAvg
 from flwr.simulation import run_simulation
+from run_plain import examples, model, probe_loss
 from torch import nn
-from torch_models import examples, model, probe_loss
 from turns import Turns, Workload
 
 client_app = ClientApp()

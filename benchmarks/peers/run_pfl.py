@@ -20,8 +20,8 @@ from pfl.data.federated_dataset import FederatedDataset
 from pfl.hyperparam.base import NNEvalHyperParams, NNTrainHyperParams
 from pfl.metrics import Metrics, Weighted
 from pfl.model.pytorch import PyTorchModel
+from run_plain import examples, model, probe_loss
 from torch import Tensor, nn
-from torch_models import examples, model, probe_loss
 from turns import Turns, Workload
 
 

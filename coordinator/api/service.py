@@ -12,7 +12,7 @@ from itertools import takewhile
 
 from sqlalchemy.exc import IntegrityError
 
-from authority import configuration
+from authority import errors
 from authority.attestation import Attestation
 from coordinator.api.authentication import Authenticator, demand_allowed
 from coordinator.api.limits import Limits
@@ -159,7 +159,7 @@ class Registry:
             if isinstance(evidence, messages.HeldCredential):
                 return self._check_credential(evidence, key, created)
             return self.attestation.check(evidence, key, created)
-        except (configuration.NotAttested, SecaggError) as error:
+        except (errors.NotAttested, SecaggError) as error:
             raise NotAttested(str(error)) from error
 
     def _check_credential(self, held: messages.HeldCredential, key: str, created: int) -> str:

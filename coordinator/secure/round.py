@@ -35,7 +35,8 @@ from fedcore.plan import Plan
 from fedcore.report import ReportLayout
 from fedcore.signing import SigningKey, Succession
 from fedcore.wire.messages import Assignment
-from secagg.errors import MessageType, SecaggError
+from secagg.encoding import MessageType
+from secagg.errors import SecaggError
 from secagg.masking import Words
 from secagg.messages import ACTIVE, Invite
 from secagg.server import Server

@@ -27,7 +27,8 @@ from fedcore.report import ReportLayout
 from fedcore.wire.messages import Assignment
 from secagg.client import Client, SessionInput
 from secagg.client_state import AggregationPolicy
-from secagg.errors import MessageType, SecaggError
+from secagg.encoding import MessageType
+from secagg.errors import SecaggError
 from secagg.messages import Invite, SessionResult
 from secagg.packing import PackedSegment, with_noise
 from secagg.parameters import LEAST_COHORT, least_honest

@@ -24,7 +24,7 @@ from device_runtime.protocol.connection import Carrier, ConnectionFailed, HttpRe
 from device_runtime.protocol.transport import Transport
 from device_runtime.runner import steps_of
 from fedcore.plan import REPORT, step_graph, steps_graph
-from secagg.errors import MessageType
+from secagg.encoding import MessageType
 
 # The seconds that a piece of a throttled body takes.
 PIECE_S = 0.1

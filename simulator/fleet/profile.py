@@ -23,7 +23,7 @@ from device_runtime.conditions import Requirements
 from device_runtime.errors import ConfigError
 from fedcore.errors import why
 from fedcore.validation import converter, offered
-from secagg.errors import DEVICE_MESSAGES
+from secagg.encoding import DEVICE_MESSAGES
 from simulator.errors import ProfileError
 from simulator.fleet.faults import EmulatedConditions, EmulatedDevice, PlannedDeath, PlannedFailure
 from simulator.fleet.fork_servers import BROWSER, HERE, NODE, architectures

@@ -8,7 +8,8 @@ import httpx2
 import pytest
 
 from authority.attestation import AndroidPhones, Attestation
-from authority.configuration import AuthorityConfig, BadAndroidFile, NotAttested
+from authority.configuration import AuthorityConfig
+from authority.errors import BadAndroidFile, NotAttested
 from fedcore.errors import WireError
 from fedcore.signing import SucceedingKey
 from fedcore.wire import messages

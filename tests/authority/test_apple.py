@@ -13,7 +13,8 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519
 
 from authority.attestation import DEVELOPMENT, PRODUCTION, ApplePhones, Attestation
-from authority.configuration import AuthorityConfig, BadAndroidFile, BadAppleFile, NotAttested
+from authority.configuration import AuthorityConfig
+from authority.errors import BadAndroidFile, BadAppleFile, NotAttested
 from fedcore.signing import SucceedingKey
 from fedcore.wire import messages
 from fedcore.wire.messages import AppAttest, IssuedCredential, attestation_challenge

@@ -3,7 +3,8 @@
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from authority.configuration import AuthorityConfig, BeaconRefused
+from authority.configuration import AuthorityConfig
+from authority.errors import BeaconRefused
 from authority.service import Beacons
 from coordinator.errors import BeaconUnavailable
 from coordinator.keys import Keys

@@ -8,7 +8,8 @@ import httpx2
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from authority.configuration import AuthorityConfig, InvalidSettings, KeyMissing
+from authority.configuration import AuthorityConfig
+from authority.errors import InvalidSettings, KeyMissing
 from authority.service import AuthorityServer, issuer_of
 from fedcore.errors import InvalidKey
 from fedcore.signing import SucceedingKey, key_text

@@ -19,7 +19,7 @@ from fedcore.wire import messages
 from fedcore.wire.messages import Enrol, Unattested
 from ingress import connection, limits
 from ingress.connection import HEAD_BYTES, HEAD_FIELDS
-from secagg.errors import MessageType
+from secagg.encoding import MessageType
 from tests.coordinator import connections
 from tests.coordinator.bundles import report_body
 from tests.coordinator.devices import enrol, newcomer, speaking_to

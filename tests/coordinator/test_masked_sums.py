@@ -18,7 +18,7 @@ from fedcore.masking import layout_hash, model_hash, summed_values
 from fedcore.signing import key_text
 from secagg.client import Client, SessionInput
 from secagg.client_state import AggregationPolicy
-from secagg.errors import MessageType
+from secagg.encoding import MessageType
 from secagg.keys import issue
 from tests.coordinator.bundles import START, report_values
 from tests.coordinator.conftest import AUTHORITY, AUTHORITY_KEY, PEM

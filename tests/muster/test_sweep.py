@@ -12,9 +12,8 @@ import pytest
 
 import muster
 from muster.pictures import draw_heat_map
-from research.report import REPORT, RESULTS, Report, cell, pictures, results, write
 from research.studies import STUDIES
-from research.study import Findings, Grid, Plot, Table
+from research.study import REPORT, RESULTS, Findings, Grid, Plot, Report, Table, cell, pictures, results, write
 from simulator.errors import RunError
 from simulator.runs.running import start_run
 from simulator.runs.sweeping import means_over_seeds, read_sweep, run_sweep

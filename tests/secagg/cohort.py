@@ -11,7 +11,8 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from secagg import keys, parameters
 from secagg.client import Client, SessionInput
 from secagg.client_state import AggregationPolicy
-from secagg.errors import MessageType, OutOfOrder
+from secagg.encoding import MessageType
+from secagg.errors import OutOfOrder
 from secagg.keys import NeighbourGraph, Tree, issue, root_of
 from secagg.messages import ACTIVE, NO_BEACON, Deliver, Invite, Roster, RosterEntry, draw_beacon
 from secagg.packing import PackedSegment

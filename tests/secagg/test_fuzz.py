@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from hypothesis import Phase, given, settings, strategies as st
 
-from secagg.errors import BadShare, MessageType, SecaggError
+from secagg.encoding import MessageType
+from secagg.errors import BadShare, SecaggError
 from secagg.messages import Unmask
 from secagg.session import SessionPhase
 from secagg.shamir import PRIME

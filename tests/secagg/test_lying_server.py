@@ -6,7 +6,7 @@ from dataclasses import fields, replace
 import numpy as np
 import pytest
 
-from secagg import errors, keys
+from secagg import encoding, errors, keys
 from secagg.keys import PairKey
 from secagg.messages import HONEST, Advertise, Complaints, Deliver, Included, Invite, Shares
 from secagg.packing import PackedSegment
@@ -73,17 +73,17 @@ def test_an_invitation_with_any_changed_byte_is_refused(cohort):
 
 
 @pytest.mark.security("sends a message that is not due, or one before M8 twice: OutOfOrder")
-@pytest.mark.parametrize("number", errors.MessageType)
+@pytest.mark.parametrize("number", encoding.MessageType)
 def test_a_message_that_is_not_due_ends_the_session(cohort, victim, number):
     """At every step up to the upload."""
-    states = {errors.MessageType.INVITE: copy(victim)}
+    states = {encoding.MessageType.INVITE: copy(victim)}
     cohort.answer(dict.fromkeys(cohort.clients, cohort.server.invitation))
-    states[errors.MessageType.ROSTER] = copy(victim)
+    states[encoding.MessageType.ROSTER] = copy(victim)
     cohort.server.advance()
     cohort.share(cohort.server.advance().messages)
-    states[errors.MessageType.DELIVER] = copy(victim)
+    states[encoding.MessageType.DELIVER] = copy(victim)
     victim.receive(cohort.deliveries[VICTIM])
-    states[errors.MessageType.INCLUDED] = victim
+    states[encoding.MessageType.INCLUDED] = victim
     for due, client in states.items():
         if number != due:
             dies(client, errors.OutOfOrder, bytes([number, 1]) + bytes(200))
@@ -337,6 +337,6 @@ def test_a_roster_that_differs_between_devices_leaves_no_box_to_open():
     shares = cohort.clients[VICTIM].receive(rosters_of(cohort.invite, turned)[VICTIM]).message
     cohort.server.receive(VICTIM, relabelled(shares, session_of(cohort.replies[11].message)))
     deliveries = cohort.server.advance().messages
-    assert deliveries[11][34:36] == errors.bitmap(frozenset(range(9)), 9)
+    assert deliveries[11][34:36] == encoding.bitmap(frozenset(range(9)), 9)
     for slot in cohort.everyone(without=(VICTIM,)):
         assert complains(cohort.clients[slot], deliveries[slot], frozenset(range(9))) == {0}

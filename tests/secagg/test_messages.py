@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from secagg import errors, messages
+from secagg import encoding, errors, messages
 from secagg.client_state import ClientStage, ClientState, Peer
 from tests.damage import INPUTS, outcomes
 from tests.secagg.cohort import invitation
@@ -140,24 +140,24 @@ def test_decoders_refuse_damage_by_typed_errors_only(data, decode, encode):
 def test_messages_have_the_names_and_senders_of_the_specification():
     rows = re.findall(r"^\| M(\d+) (\w+) \| (device|server) \|", SPEC.read_text(), re.MULTILINE)
     assert {int(number): name.upper() for number, name, _ in rows} == {
-        one.value: one.name for one in errors.MessageType
+        one.value: one.name for one in encoding.MessageType
     }
-    assert [int(number) for number, _, sender in rows if sender == "device"] == list(errors.DEVICE_MESSAGES)
+    assert [int(number) for number, _, sender in rows if sender == "device"] == list(encoding.DEVICE_MESSAGES)
 
 
 def test_a_message_says_its_type_in_its_first_byte():
-    assert [errors.MessageType.of(data) for data, _, _ in list(CASES.values())[:-1]] == list(errors.MessageType)
+    assert [encoding.MessageType.of(data) for data, _, _ in list(CASES.values())[:-1]] == list(encoding.MessageType)
     for wrong in (b"", b"\x0d", b"\xff\1"):
         with pytest.raises(errors.Malformed, match="does not exist"):
-            errors.MessageType.of(wrong)
+            encoding.MessageType.of(wrong)
 
 
 def test_a_bitmap_counts_from_the_least_bit_and_has_no_others():
-    assert errors.bitmap(frozenset({0, 9}), 10) == bytes([1, 2])
-    assert errors.read_bitmap(bytes([1, 2]), 10) == {0, 9}
+    assert encoding.bitmap(frozenset({0, 9}), 10) == bytes([1, 2])
+    assert encoding.read_bitmap(bytes([1, 2]), 10) == {0, 9}
     with pytest.raises(errors.Malformed):
-        errors.read_bitmap(bytes([1, 4]), 10)
-    assert errors.read_bitmap(b"", 0) == frozenset()
+        encoding.read_bitmap(bytes([1, 4]), 10)
+    assert encoding.read_bitmap(b"", 0) == frozenset()
 
 
 @pytest.mark.parametrize("change", [{"mode": 2}, {"w_max": 0}])

@@ -9,7 +9,8 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, rule
 from secagg import keys
 from secagg.client import Client
 from secagg.client_state import ClientStage, ClientState
-from secagg.errors import MessageType, SecaggError
+from secagg.encoding import MessageType
+from secagg.errors import SecaggError
 from secagg.messages import ACTIVE, HONEST, Confirm, Confirmations, Survivors, Unmask, survivors_digest
 from secagg.parameters import GraphParameters
 from tests.secagg.cohort import Cohort, invitation

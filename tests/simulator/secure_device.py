@@ -24,7 +24,7 @@ from device_runtime.protocol.transport import Transport
 from device_runtime.session import run_session
 from device_runtime.trainer import InProcess
 from secagg import packing
-from secagg.errors import MessageType
+from secagg.encoding import MessageType
 from secagg.messages import Unmask
 from simulator.fleet.faults import SECAGG_MESSAGE, DyingTransport, PlannedDeath
 

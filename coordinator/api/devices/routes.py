@@ -49,7 +49,7 @@ from fedcore.report import ReportLayout
 from fedcore.wire import messages
 from fedcore.wire.messages import PROBLEMS
 from ingress.connection import hang_up
-from secagg.errors import MessageType
+from secagg.encoding import MessageType
 
 # The endpoints of the device API, masked reports for other replicas among them. Spec: docs/spec/wire.md.
 
