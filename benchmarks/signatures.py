@@ -20,7 +20,7 @@ from starlette.requests import Request as HttpRequest
 from benchmarks.runner import SignaturesOptions
 from benchmarks.usage import in_turns, times
 from coordinator.api.authentication import Authenticator
-from coordinator.logs import Metrics
+from coordinator.monitoring import Metrics
 from coordinator.store.tasks import open_coordinator_store
 from fedcore.wire.signatures import PrivateKey, PublicKey, SignableRequest, Signer, content_digest, device_id, sign
 from ingress.limits import RateLimit

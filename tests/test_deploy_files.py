@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from coordinator.api.devices import routes
-from coordinator.logs import Metrics
+from coordinator.monitoring import Metrics
 from coordinator.rules.progress import Reason
 from coordinator.rules.states import AssignmentState, RoundState
 from coordinator.settings import CONFIG, PREFIX, Settings, load_settings

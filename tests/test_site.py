@@ -9,7 +9,7 @@ import pytest
 
 import muster
 from coordinator.api.http import ADMIN_PROBLEMS
-from coordinator.logs import Metrics
+from coordinator.monitoring import Metrics
 from coordinator.operations import OPERATIONS, PREFIX
 from coordinator.settings import Settings
 from tests.tree import ROOT, files

@@ -153,7 +153,7 @@ def metrics() -> str:
     """Every metric of a coordinator."""
     from prometheus_client.metrics import MetricWrapperBase
 
-    from coordinator.logs import Metrics
+    from coordinator.monitoring import Metrics
 
     rows = []
     for one in vars(Metrics()).values():

@@ -20,7 +20,7 @@ from starlette.requests import Request
 
 from coordinator import errors
 from coordinator.api.limits import admit
-from coordinator.logs import Metrics
+from coordinator.monitoring import Metrics
 from coordinator.rules.alerts import STORE, Action
 from coordinator.rules.entities import Device, Role, Token
 from coordinator.store.database import Database

@@ -26,7 +26,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from coordinator import errors
 from coordinator.api.authentication import demand_body
 from coordinator.api.limits import DRAWN_AT_ONCE, Limits, admit
-from coordinator.logs import REQUEST_ID, Metrics
+from coordinator.monitoring import REQUEST_ID, Metrics
 from fedcore.errors import FedcoreError, RequestError, StaleSignature, WireError
 from fedcore.wire import messages
 from fedcore.wire.messages import PROBLEM_FIELD, PROBLEM_TYPE, PROBLEMS, URN, Problem, ProblemKind, RetryWindow, problem

@@ -21,7 +21,7 @@ from coordinator.driver.replica_membership import Membership, ReplicaConfig
 from coordinator.driver.watch import Webhook
 from coordinator.errors import NotAttested
 from coordinator.keys import Keys, open_both
-from coordinator.logs import Metrics, RecentLines
+from coordinator.monitoring import Metrics, RecentLines
 from coordinator.rules.alerts import Action
 from coordinator.secure.beacon_client import BeaconClient
 from coordinator.secure.group import Executors, Unmasker

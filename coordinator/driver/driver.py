@@ -28,7 +28,7 @@ from coordinator.driver.poll_store import Poller, ReplicaNotices, Revocations
 from coordinator.driver.replica_membership import Membership
 from coordinator.driver.writing.write_transactions import Lost, RoundCloser, Writer
 from coordinator.errors import Refusal, Unavailable
-from coordinator.logs import Metrics
+from coordinator.monitoring import Metrics
 from coordinator.rules.progress import GRACE_S, Observation
 from coordinator.rules.states import RoundState
 from coordinator.secure.round import SecureRoundFactory

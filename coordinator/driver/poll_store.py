@@ -15,7 +15,7 @@ from coordinator.driver.memory.check_in import Followed, Memory
 from coordinator.driver.memory.pace_steering import Steering
 from coordinator.driver.replica_membership import Membership
 from coordinator.errors import Unavailable
-from coordinator.logs import Metrics
+from coordinator.monitoring import Metrics
 from coordinator.rules.alerts import Action
 from coordinator.rules.entities import Task
 from coordinator.rules.pacing import Notice, notice_of, tally_of, text_of

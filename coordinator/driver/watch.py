@@ -31,7 +31,7 @@ import msgspec
 from cryptography import x509
 
 from coordinator.errors import WebhookFailed
-from coordinator.logs import Metrics
+from coordinator.monitoring import Metrics
 from coordinator.rules import alerts
 from coordinator.rules.states import TaskState
 from coordinator.settings import Settings, place_of, read_secret

@@ -117,7 +117,7 @@ def serve_authority(*, settings: Mapping[str, Any], ready_file: ReadyFile = None
     another organisation. Its protection from a coordinator that invents devices is only as good as that separation.
     """
     from authority.service import serve as run
-    from coordinator.logs import configure_logs
+    from coordinator.monitoring import configure_logs
     from fedcore.signing import SucceedingKey, key_text
 
     config = build(AuthorityConfig, settings, text=True)
@@ -203,7 +203,7 @@ def serve(
     android_file only devices with a credential of the --authority can enrol. Every setting may also come from the
     environment, as MUSTER_DATABASE, MUSTER_ADMIN_PORT and so on: `muster coordinator config` lists them all.
     """
-    from coordinator.logs import configure_logs
+    from coordinator.monitoring import configure_logs
     from coordinator.server import serve as run
     from coordinator.settings import load_settings
 

@@ -17,7 +17,7 @@ import sqlalchemy
 
 from coordinator.driver.watch import HEADER, AlertSender, Watch, Webhook, send_trial
 from coordinator.errors import Unavailable, WebhookFailed
-from coordinator.logs import Metrics
+from coordinator.monitoring import Metrics
 from coordinator.rules.alerts import AlertKind
 from coordinator.rules.progress import Reason
 from coordinator.rules.states import TaskState

@@ -13,7 +13,7 @@ import pytest
 from coordinator.api.authentication import issue
 from coordinator.api.service import OTHER, SPAN_S, CheckInCounts
 from coordinator.dashboard.new_task import field_of, from_form, groups, values
-from coordinator.logs import RecentLines
+from coordinator.monitoring import RecentLines
 from coordinator.rules.entities import Regularly, Role
 from coordinator.rules.states import Requires
 from coordinator.rules.task_settings import Buffered, TaskSettings

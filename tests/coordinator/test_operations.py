@@ -160,7 +160,7 @@ def test_logs_are_json_with_request_ids_and_no_secret(store, register, tmp_path)
 
 
 def test_other_libraries_tell_no_url_at_any_level(service):
-    program = "import sys, httpx2; from coordinator.logs import configure_logs; configure_logs('debug', 'json'); "
+    program = "import sys, httpx2; from coordinator.monitoring import configure_logs; configure_logs('debug', 'json'); "
     program += "httpx2.get(sys.argv[1])"
     with service() as (devices, _):
         url = f"{devices.base_url}/v1/assignments/secret/report"

@@ -15,7 +15,7 @@ import uvicorn
 
 from coordinator.api.http import RequestMiddleware
 from coordinator.api.limits import CheckInShedder, Limits
-from coordinator.logs import Metrics
+from coordinator.monitoring import Metrics
 from coordinator.settings import Settings
 from fedcore.wire.messages import RetryWindow
 from ingress.limits import ConnectionLimits

@@ -19,7 +19,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from rich.console import Console
 
 from coordinator.dashboard.rendering import Renderer, Visitor
-from coordinator.logs import configure_logs
+from coordinator.monitoring import configure_logs
 from fedcore.bundle import AlgorithmRef, Bundle, Certificate
 from fedcore.errors import visible
 from fedcore.params import ParamSchema, TensorSpec, VectorSpec

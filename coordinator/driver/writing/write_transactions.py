@@ -22,7 +22,7 @@ from coordinator.driver.writing.commit_round import abandon_round, commit_round
 from coordinator.driver.writing.transaction import Transaction
 from coordinator.errors import DatabaseLocked, LeaseLost, StoreConflict, Unavailable
 from coordinator.failpoints import reach
-from coordinator.logs import Metrics
+from coordinator.monitoring import Metrics
 from coordinator.rules.buffers import refusal
 from coordinator.rules.entities import AssignedDevice
 from coordinator.rules.rounds import Abandon
