@@ -4,6 +4,8 @@ package dev.muster.device
 import okhttp3.HttpUrl
 import okhttp3.OkHttpClient
 import java.util.concurrent.CopyOnWriteArrayList
+import java.util.concurrent.CountDownLatch
+import java.util.concurrent.TimeUnit
 
 /** Texts by key that survive restarts. They hold private keys and other devices' shares: protect them like a key. */
 public interface Store {
@@ -39,10 +41,22 @@ public data class Conditions(
     val freeStorageBytes: Long? = null,
 )
 
-/** A statement about this device for a coordinator or an authority, as docs/spec/wire.md writes it. */
+/** Evidence that a key is a device's, for coordinators and authorities. Spec: docs/spec/wire.md §9. */
 public interface Attester {
-    /** The attestation of the device key for a challenge of 32 bytes. [url] is the coordinator's or the authority's. */
-    public fun attest(challenge: ByteArray, url: HttpUrl): Map<String, Any?>
+    /** The attestation, as JSON's members, of the public key [key] (as text), for a request that is signed at [created]. */
+    public fun attest(key: String, created: Long): Map<String, Any?>
+}
+
+/** What a platform's attestation has to answer: 32 bytes for a public key (as text) and a time in seconds since 1970. */
+public fun attestationChallenge(key: String, created: Long): ByteArray =
+    sha256(utf8("muster.attestation-challenge.v1\u0000$key\u0000$created"))
+
+/** Evidence by a secret that the receiver knows too. It is never sent. */
+public class SharedSecret(private val secret: ByteArray) : Attester {
+    override fun attest(key: String, created: Long): Map<String, Any?> {
+        val proof = hmac(secret, utf8("muster.attestation.v1\u0000$key\u0000$created"))
+        return mapOf("kind" to "shared-secret", "proof" to base64(proof))
+    }
 }
 
 /** Everything that a session needs from the machine. Only one session at a time may use it. */
@@ -78,8 +92,10 @@ public interface Platform {
     /** Seconds of work, from any start: CPU time if the platform reports it. */
     public fun workSeconds(): Double
 
-    /** Wait, at most until `stop` is set. */
-    public fun sleep(seconds: Double, stop: Stop)
+    /** Wait for a time, or until `stop` is set. */
+    public fun sleep(seconds: Double, stop: Stop) {
+        stop.await(seconds)
+    }
 }
 
 /** A population of a coordinator. */
@@ -104,11 +120,21 @@ public class Stop {
         actions.forEach { it() }
     }
 
-    /** Run an action when this is set, at once where it is. The result takes the action back. */
-    internal fun onSet(action: () -> Unit): () -> Unit {
+    /** Do work, and run `action` if this is set before or meanwhile. */
+    public fun <T> use(action: () -> Unit, work: () -> T): T {
         actions += action
         if (isSet && actions.remove(action)) action()
-        return { actions -= action }
+        try {
+            return work()
+        } finally {
+            actions -= action
+        }
+    }
+
+    /** Wait for a time, or until this is set. */
+    public fun await(seconds: Double) {
+        val isOver = CountDownLatch(1)
+        use(isOver::countDown) { isOver.await((1000 * seconds).toLong(), TimeUnit.MILLISECONDS) }
     }
 }
 

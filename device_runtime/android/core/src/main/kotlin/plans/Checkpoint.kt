@@ -10,9 +10,9 @@ import dev.muster.device.DType
 import dev.muster.device.FormatException
 import dev.muster.device.Json
 import dev.muster.device.bytesOf
-import dev.muster.device.concat
 import dev.muster.device.floatsOf
 import dev.muster.device.hex
+import dev.muster.device.joined
 import dev.muster.device.littleEndian
 import dev.muster.device.sha256
 import dev.muster.device.utf8
@@ -22,12 +22,21 @@ private const val METADATA = "__metadata__"
 private val CODES = mapOf(DType.FLOAT32 to "F32", DType.UINT8 to "U8")
 
 /** The bytes of one vector, as every writer makes them. */
-internal fun encodeVector(name: String, vector: FloatArray): ByteArray {
-    val described = mapOf("dtype" to "F32", "shape" to listOf(vector.size), "data_offsets" to listOf(0, 4L * vector.size))
-    val header = utf8(Json.write(mapOf(name to described)))
+internal fun encodeVector(name: String, vector: FloatArray): ByteArray = encodeVectors(mapOf(name to vector))
+
+/** The bytes of named vectors, one after the other. */
+internal fun encodeVectors(vectors: Map<String, FloatArray>): ByteArray {
+    var end = 0L
+    val described =
+        vectors.mapValues { (_, vector) ->
+            val begin = end
+            end += Float.SIZE_BYTES.toLong() * vector.size
+            mapOf("dtype" to "F32", "shape" to listOf(vector.size), "data_offsets" to listOf(begin, end))
+        }
+    val header = utf8(Json.write(described))
     val padded = header.copyOf((header.size + 7) / 8 * 8)
     padded.fill(' '.code.toByte(), header.size)
-    return concat(littleEndian(padded.size.toLong(), HEAD_BYTES), padded, bytesOf(vector))
+    return joined(listOf(littleEndian(padded.size.toLong(), HEAD_BYTES), padded) + vectors.values.map(::bytesOf))
 }
 
 /** SHA-256 of a vector's values in hex, as a release and the entries of its lineage name a vector. */

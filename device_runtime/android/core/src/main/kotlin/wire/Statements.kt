@@ -36,6 +36,9 @@ internal class Signature(val signer: String, val value: String) {
 
 /** A statement as it was signed. Two are one if all their members are equal. */
 internal data class Signed(val text: String, val signer: String, val value: String) {
+    /** The members of its JSON. */
+    fun members() = mapOf("text" to text, "signer" to signer, "value" to value)
+
     /** SHA-256 of the statement, in hex. */
     val digest: String get() = hex(sha256(utf8(text)))
 

@@ -1,0 +1,168 @@
+/**
+ * What a device keeps of its sessions: the journal of their outcomes, and its last assignment with the report.
+ *
+ * The report stays until it was counted. A device that stopped while it trained gives the assignment up when it is back. A
+ * finished report is sent, and a secure aggregation continues from the durable state. Spec: docs/spec/wire.md §6, §8.
+ */
+package dev.muster.device.kept
+
+import dev.muster.device.DeviceException
+import dev.muster.device.FormatException
+import dev.muster.device.Identity
+import dev.muster.device.Json
+import dev.muster.device.Refused
+import dev.muster.device.RetryWindow
+import dev.muster.device.StateDamaged
+import dev.muster.device.Store
+import dev.muster.device.Target
+import dev.muster.device.base64
+import dev.muster.device.fromBase64
+import dev.muster.device.keeping
+import dev.muster.device.keptJson
+import dev.muster.device.wire.Assignment
+
+private const val JOURNAL = "journal"
+private const val MOST_ENTRIES = 1000
+
+/**
+ * The end of a session.
+ *
+ * [outcome]: `reported`, the report was counted; `rejected`, no work now; `not-needed`, the round ended first; `not-now`, a rule
+ * of this device does not hold, and nothing was sent; `aborted`, the device gave its assignment up; `failed`, the rest.
+ *
+ * @property question what the plan asked, as one line that is safe to show; null where it asks nothing
+ * @property numbers numbers in the report; 0 before it is made
+ * @property told what became of a question, in words for the owner; empty where none was asked
+ * @property cut texts that were longer than the plan's tokens, and cut
+ * @property retryable where the report was not counted, `transient` if a retry within minutes is useful, else `permanent`
+ */
+public data class Outcome(
+    val outcome: String = "failed",
+    val reason: String = "",
+    val detail: String = "",
+    val device: String = "",
+    val task: String = "",
+    val round: Int = 0,
+    val attempt: Long = 0,
+    val secure: Boolean = false,
+    val question: String? = null,
+    val numbers: Int = 0,
+    val told: String = "",
+    val examples: Int = 0,
+    val steps: Int = 0,
+    val cut: Int = 0,
+    val bytesUp: Long = 0,
+    val bytesDown: Long = 0,
+    val retry: RetryWindow? = null,
+    val retryable: String? = null,
+) {
+    /** The outcome as JSON, with the members that every runtime of this project prints. */
+    public fun toJson(): String = Json.write(members())
+
+    internal fun members(): Map<String, Any?> =
+        linkedMapOf(
+            "outcome" to outcome, "reason" to reason, "detail" to detail, "device" to device, "task" to task, "round" to round,
+            "attempt" to attempt, "secure" to secure, "question" to question, "numbers" to numbers, "told" to told,
+            "examples" to examples, "steps" to steps, "cut" to cut, "bytes_up" to bytesUp, "bytes_down" to bytesDown,
+            "retry" to retry?.let { mapOf("min_s" to it.minS, "max_s" to it.maxS) }, "retryable" to retryable,
+        )
+
+    /** This outcome after an error. */
+    internal fun failed(error: DeviceException): Outcome {
+        val failed =
+            copy(
+                outcome = "failed",
+                reason = error.reason,
+                detail = error.message ?: "",
+                retryable = if (error.isPermanent) "permanent" else "transient",
+            )
+        if (error !is Refused) return failed
+        return failed.copy(outcome = if (error.status == 410) "not-needed" else "failed", retry = error.hints.retry)
+    }
+}
+
+/**
+ * Add an entry to the journal, for the device's owner: what was trained, when, for which task, and the outcome.
+ *
+ * at: seconds since 1970.
+ */
+internal fun writeJournal(store: Store, at: Double, entry: Map<String, Any?>) {
+    val entries = journal(store).takeLast(MOST_ENTRIES - 1) + listOf(mapOf("at" to at) + entry)
+    store.write(mapOf(JOURNAL to Json.write(entries)))
+}
+
+/** The journal's entries, the oldest first. Throws [StateDamaged]. */
+internal fun journal(store: Store): List<Map<String, Any?>> =
+    keptJson(store, JOURNAL)?.let { kept -> keeping(JOURNAL) { kept.list { it.members() } } } ?: emptyList()
+
+/** How far the work on an assignment is. */
+internal enum class Phase { ASSIGNED, TRAINED, MASKED, REPORTED }
+
+/**
+ * An assignment and its progress. due: seconds since 1970, by this device's clock.
+ *
+ * report: once trained, the body of the upload, or in a secure round the unweighted values; once masked, the state of SA1; once
+ * reported, empty. A reported assignment is remembered so that the device does not train for it again. collection: the collection
+ * that was trained on; empty before. question: what the plan asked, as the owner sees it.
+ */
+internal class KeptAssignment(
+    val given: Assignment,
+    val due: Double,
+    val phase: Phase = Phase.ASSIGNED,
+    val report: ByteArray = ByteArray(0),
+    val collection: String = "",
+    val examples: Int = 0,
+    val steps: Int = 0,
+    val question: String? = null,
+) {
+    /** The same with another phase and report. */
+    fun at(phase: Phase, report: ByteArray) = KeptAssignment(given, due, phase, report, collection, examples, steps, question)
+}
+
+/**
+ * The kept assignment of a device in one population of one coordinator.
+ *
+ * It is a line of JSON, and the report in base64 on its own line.
+ */
+internal class AssignmentKeeper(private val store: Store, target: Target) {
+    private val place = "${Identity.ASSIGNMENT}${target.coordinator}:${target.population}"
+
+    /** The kept assignment, if any. Throws [StateDamaged], after which it is gone. */
+    fun get(): KeptAssignment? {
+        val text = store.get(place) ?: return null
+        try {
+            val end = text.indexOf('\n')
+            val json = Json.parse(text.substring(0, maxOf(end, 0)), "kept assignment")
+            return read(json, fromBase64(text.substring(end + 1)))
+        } catch (error: FormatException) {
+            drop()
+            throw StateDamaged("the assignment of an earlier session is lost: ${error.message}")
+        }
+    }
+
+    private fun read(json: Json, report: ByteArray) =
+        KeptAssignment(
+            given = Assignment.of(json["given"]),
+            due = json["due"].number(),
+            phase = Phase.entries.find { it.name == json["phase"].text() } ?: json["phase"].wrong("a phase"),
+            report = report,
+            collection = json["collection"].text(),
+            examples = json["examples"].size(),
+            steps = json["steps"].size(),
+            question = json.nullable("question")?.text(),
+        )
+
+    /** Make an assignment and its phase durable, with other changes, replacing the one before. */
+    fun keep(kept: KeptAssignment, others: Map<String, String?> = emptyMap()): KeptAssignment {
+        val members =
+            mapOf(
+                "given" to kept.given.source, "due" to kept.due, "phase" to kept.phase.name, "collection" to kept.collection,
+                "examples" to kept.examples, "steps" to kept.steps, "question" to kept.question,
+            )
+        store.write(others + (place to "${Json.write(members)}\n${base64(kept.report)}"))
+        return kept
+    }
+
+    /** Remove the kept assignment: nothing is left to do for it. */
+    fun drop() = store.write(mapOf(place to null))
+}

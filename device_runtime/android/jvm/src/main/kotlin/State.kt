@@ -1,0 +1,138 @@
+/** The state of a device in a folder: one SQLite file, whole after a kill or a power cut, and blobs as files beside it. */
+package dev.muster.device.jvm
+
+import dev.muster.device.BlobCache
+import dev.muster.device.StateDamaged
+import dev.muster.device.StateInUse
+import dev.muster.device.Store
+import java.io.File
+import java.io.IOException
+import java.nio.file.Files
+import java.nio.file.StandardCopyOption.ATOMIC_MOVE
+import java.nio.file.StandardCopyOption.REPLACE_EXISTING
+import java.nio.file.attribute.PosixFilePermissions
+import java.sql.Connection
+import java.sql.DriverManager
+import java.sql.SQLException
+
+/** "MsKt", so that no other program's database is taken for one of this. */
+private const val APPLICATION = 0x4d734b74
+private const val AHEAD_MS = 60_000L
+
+/** Texts by key in the file `state.db`, which only its owner can read, for one process at a time. */
+internal class SqliteStore(folder: File) : Store, AutoCloseable {
+    private val database: Connection
+
+    /** Throws [StateInUse] when another process has the folder, [StateDamaged] when it cannot be used. */
+    init {
+        try {
+            database = opened(folder)
+        } catch (error: SQLException) {
+            val isInUse = "SQLITE_BUSY" in error.toString() || "locked" in error.toString()
+            throw if (isInUse) StateInUse("another process runs a session with the state in $folder") else unusable(folder, error)
+        } catch (error: IOException) {
+            throw unusable(folder, error)
+        }
+    }
+
+    private fun opened(folder: File): Connection {
+        val path = folder.toPath()
+        if (!folder.isDirectory) Files.createDirectories(path, PosixFilePermissions.asFileAttribute(PosixFilePermissions.fromString("rwx------")))
+        val file = path.resolve("state.db")
+        if (Files.notExists(file)) Files.createFile(file, PosixFilePermissions.asFileAttribute(PosixFilePermissions.fromString("rw-------")))
+        val opened = DriverManager.getConnection("jdbc:sqlite:$file")
+        try {
+            take(opened)
+        } catch (error: SQLException) {
+            opened.close()
+            throw error
+        }
+        return opened
+    }
+
+    /** Make the table under the lock that the process then keeps. */
+    private fun take(opened: Connection) {
+        opened.createStatement().use { statement ->
+            statement.execute("PRAGMA locking_mode = EXCLUSIVE")
+            statement.execute("PRAGMA synchronous = FULL")
+            statement.execute("BEGIN EXCLUSIVE")
+            val owner = statement.executeQuery("PRAGMA application_id").use { it.getInt(1) }
+            val tables = statement.executeQuery("SELECT count(*) FROM sqlite_master").use { it.getInt(1) }
+            if (owner != APPLICATION && (owner != 0 || tables > 0)) {
+                throw SQLException("it is of another program, such as the device in Python; name another folder")
+            }
+            statement.execute("PRAGMA application_id = $APPLICATION")
+            statement.execute("CREATE TABLE IF NOT EXISTS kept (key TEXT PRIMARY KEY, value TEXT NOT NULL) STRICT")
+            statement.execute("COMMIT")
+        }
+        opened.autoCommit = false
+    }
+
+    @Synchronized
+    override fun get(key: String): String? =
+        database.prepareStatement("SELECT value FROM kept WHERE key = ?").use { statement ->
+            statement.setString(1, key)
+            statement.executeQuery().use { if (it.next()) it.getString(1) else null }
+        }
+
+    @Synchronized
+    override fun write(changes: Map<String, String?>) {
+        try {
+            for ((key, value) in changes) change(key, value)
+            database.commit()
+        } catch (error: SQLException) {
+            database.rollback()
+            throw StateDamaged("the state cannot be written: ${error.message}")
+        }
+    }
+
+    private fun change(key: String, value: String?) {
+        val sql = if (value == null) "DELETE FROM kept WHERE key = ?" else "INSERT OR REPLACE INTO kept VALUES (?, ?)"
+        database.prepareStatement(sql).use { statement ->
+            statement.setString(1, key)
+            if (value != null) statement.setString(2, value)
+            statement.execute()
+        }
+    }
+
+    override fun close() = database.close()
+
+    private fun unusable(folder: File, error: Exception) = StateDamaged("the state in $folder cannot be used: ${error.message}")
+}
+
+/** Blobs by digest, as files in the folder `blobs`. */
+internal class FileBlobs(state: File) : BlobCache {
+    private val folder = File(state, "blobs")
+
+    override fun get(sha256: String): ByteArray? {
+        val file = File(folder, sha256)
+        try {
+            return file.readBytes().also { file.setLastModified(System.currentTimeMillis()) }
+        } catch (_: IOException) {
+            return null // it is fetched
+        }
+    }
+
+    override fun put(sha256: String, data: ByteArray) {
+        try {
+            folder.mkdirs()
+            val part = File(folder, "$sha256.part")
+            part.writeBytes(data)
+            Files.move(part.toPath(), File(folder, sha256).toPath(), ATOMIC_MOVE, REPLACE_EXISTING)
+        } catch (error: IOException) {
+            throw StateDamaged("a blob cannot be kept: ${error.message}")
+        }
+    }
+
+    override fun trim(most: Long, keep: Set<String>) {
+        val files = folder.listFiles { file -> file.name !in keep } ?: return
+        var total = 0L
+        for (file in files.sortedByDescending(::usedMs)) {
+            total += file.length()
+            if (total > most) file.delete() // where it fails, the next session tries again
+        }
+    }
+
+    /** When a blob was used last, in milliseconds since 1970: 0 where the clock was ahead, so that nobody knows. */
+    private fun usedMs(file: File): Long = file.lastModified().let { if (it <= System.currentTimeMillis() + AHEAD_MS) it else 0 }
+}
