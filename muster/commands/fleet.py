@@ -88,8 +88,8 @@ Runtimes = Annotated[
     typer.Option(
         "--runtime",
         metavar="NAME:N,…",
-        help="Devices of each runtime: python, node (in TypeScript), browser (in a Chromium), aarch64 (Python "
-        "on emulated ARM).  [default: only python]",
+        help="Devices of each runtime: python, node (in TypeScript), browser (in a Chromium), jvm (in Kotlin), "
+        "aarch64 (Python on emulated ARM).  [default: only python]",
     ),
 ]
 Devices = Annotated[int | None, typer.Option(min=1, help="Number of devices.  [default: 60, or those of --runtime]")]

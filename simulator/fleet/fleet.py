@@ -27,7 +27,16 @@ from simulator.errors import FleetError, ProfileError
 from simulator.fleet import browsers
 from simulator.fleet.faults import EmulatedDevice, PlannedFailure
 from simulator.fleet.fork_server import Ended, Start
-from simulator.fleet.fork_servers import BROWSER, DIED, HERE, EndedSessions, ForkServers, architectures, fork_servers
+from simulator.fleet.fork_servers import (
+    BROWSER,
+    DIED,
+    HERE,
+    NODE,
+    EndedSessions,
+    ForkServers,
+    architectures,
+    fork_servers,
+)
 from simulator.fleet.profile import Kind, assign_kinds, equal_kinds
 from simulator.planned import as_devices_hold
 from simulator.population import Population
@@ -141,8 +150,7 @@ class FleetConfig:
 
     kinds: the kinds of devices, in shares by weight. seed: of everything that is drawn. wait_s: the time that a device
     waits to be selected. sessions: the number of sessions after which the fleet ends. policy: of every device; None
-    means the default one. enrolment_secret: the file of the secret that devices in Python prove to know when they
-    enrol.
+    means the default one. enrolment_secret: the file of the secret that devices prove to know when they enrol.
     """
 
     coordinator: str
@@ -180,8 +188,8 @@ class Fleet:
         address_of(config.coordinator)
         _check("backend", [kind.backend for kind in config.kinds], tuple(BACKENDS))
         _check("architecture", [kind.arch for kind in config.kinds], architectures())
-        if config.enrolment_secret is not None and any(kind.runtime != "python" for kind in config.kinds):
-            raise FleetError("only devices in Python know an enrolment secret; leave out the other runtimes")
+        if config.enrolment_secret is not None and any(kind.runtime in {NODE, BROWSER} for kind in config.kinds):
+            raise FleetError("devices in TypeScript know no enrolment secret; leave out node and browser")
         self._config = config
         self._random = random.Random(config.seed)
         self._devices = {

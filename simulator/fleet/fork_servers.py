@@ -1,4 +1,4 @@
-"""Hosts of emulated devices: a fork server here, one on 64-bit ARM under qemu, and Node for TypeScript."""
+"""Hosts of emulated devices: a fork server here, one on 64-bit ARM under qemu, Node for TypeScript, Java for Kotlin."""
 
 from __future__ import annotations
 
@@ -184,14 +184,26 @@ def program() -> str:
     return path
 
 
+JVM_PROGRAM = Path(device_runtime.__file__).parent / "android" / "jvm" / "target" / "muster-device.jar"
+
+
+def java_command(*words: str) -> list[str]:
+    """The command line of the device runtime in Kotlin. Raises FleetError, saying what is missing."""
+    if (java := shutil.which("java")) is None:
+        raise FleetError("devices on the JVM need Java 17 or newer, and there is none on the PATH")
+    if not JVM_PROGRAM.exists():
+        raise FleetError(f"devices on the JVM need {JVM_PROGRAM}: `make android` in a checkout of Muster builds it")
+    return [java, "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-jar", str(JVM_PROGRAM), *words]
+
+
 _ENDED = decoder(Ended)
 
 HERE: str = platform.machine()
-NODE, BROWSER = "node", "browser"
+NODE, BROWSER, JVM = "node", "browser", "jvm"
 DIED = "a process that runs emulated devices died; standard error says why"
 
 StartSession = Callable[[str, Start], None]
-"""Starts a session at a host: an architecture, NODE or BROWSER."""
+"""Starts a session at a host: an architecture, NODE, BROWSER or JVM."""
 EndedSessions = queue.SimpleQueue[Ended | None]
 """Ends of sessions at all hosts; None once a host has died."""
 ForkServers = tuple[StartSession, EndedSessions]
@@ -205,10 +217,10 @@ def architectures() -> tuple[str, ...]:
 
 @contextlib.contextmanager
 def fork_servers(backends: Mapping[str, Sequence[str]]) -> Iterator[ForkServers]:
-    """A host for every name in `backends`: NODE, BROWSER, and architectures with the backends that their devices load.
+    """A host for every name in `backends`: a runtime's, or an architecture's with the backends that its devices load.
 
     Raises SysrootError when an architecture cannot be emulated here yet, or not with these backends, and FleetError if
-    Node or a browser is needed and missing.
+    Node, Java or a browser is needed and missing.
     """
     ended: EndedSessions = queue.SimpleQueue()
     commands = {host: _command(host, names) for host, names in backends.items()}
@@ -223,6 +235,8 @@ def _command(host: str, backends: Sequence[str]) -> tuple[list[str], dict[str, s
         return fleet_command(), dict(os.environ)
     if host == BROWSER:
         return browsers.command(), dict(os.environ)
+    if host == JVM:
+        return java_command("fleet"), {**os.environ, "OMP_NUM_THREADS": "1"}
     arguments = ["-m", "simulator.fleet.fork_server", *backends]
     if host == HERE:
         return [sys.executable, *arguments], {**os.environ, "OMP_NUM_THREADS": "1"}

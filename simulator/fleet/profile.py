@@ -26,7 +26,7 @@ from fedcore.validation import converter, offered
 from secagg.encoding import DEVICE_MESSAGES
 from simulator.errors import ProfileError
 from simulator.fleet.faults import EmulatedConditions, EmulatedDevice, PlannedDeath, PlannedFailure
-from simulator.fleet.fork_servers import BROWSER, HERE, NODE, architectures
+from simulator.fleet.fork_servers import BROWSER, HERE, JVM, NODE, architectures
 
 Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
 Range = float | tuple[float, float]
@@ -52,7 +52,7 @@ class Kind(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
     name: str
     weight: float = 1.0
-    runtime: Literal["python", "node", "browser"] = "python"
+    runtime: Literal["python", "node", "browser", "jvm"] = "python"
     arch: str = HERE
     backend: str = "onnxruntime"
     bandwidth: Range | None = None
@@ -80,11 +80,11 @@ class Kind(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
     @property
     def host(self) -> str:
-        """The host of its devices: its architecture's fork server, NODE or BROWSER."""
+        """The host of its devices: its architecture's fork server, NODE, BROWSER or JVM."""
         return self.arch if self.runtime == "python" else self.runtime
 
     def _check_plain(self) -> None:
-        """Refuse faults for devices on Node or in browsers: they share a process or browser, so none can fail alone."""
+        """Refuse faults for devices that share a process or a browser, so that none can fail alone."""
         fields = zip(self.__struct_fields__[1:], self.__struct_defaults__, strict=True)
         others = [key for key, default in fields if key not in {"weight", "runtime"} and getattr(self, key) != default]
         if others:
@@ -131,6 +131,7 @@ RUNTIMES: dict[str, dict[str, Any]] = {
     "aarch64": {"arch": "aarch64"},
     "node": {"runtime": NODE},
     "browser": {"runtime": BROWSER},
+    "jvm": {"runtime": JVM},
 }
 """Runtimes of devices by name, as keys of a kind."""
 

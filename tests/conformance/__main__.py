@@ -18,7 +18,7 @@ def main():
         "--device",
         required=True,
         metavar="COMMAND",
-        help="python, node, browser, or a command line with places to fill in: README.md",
+        help="python, node, browser, jvm, or a command line with places to fill in: README.md",
     )
     parser.add_argument("--only", default="", metavar="NAME", help="scenarios whose name holds this  [all]")
     given = parser.parse_args()

@@ -36,6 +36,9 @@ def known(name, page=fork_servers.JS_FOLDER / "dist" / "page"):
             )
             + f" run {PLACES} --policy {{policy_json}} --once --json"
         )
+    if name == "jvm":
+        words = shlex.join(fork_servers.java_command("run"))
+        return words + f" {PLACES} --policy {{policy_json}} --once --json"
     if name == "browser":
         words = [sys.executable, "-m", "tests.conformance.browser", "--page", str(build(page))]
         return shlex.join(words) + f" {PLACES} --policy {{policy_json}}"
