@@ -15,6 +15,7 @@ import javax.crypto.spec.SecretKeySpec
 internal const val KEY_BYTES = 32
 private const val SIGNATURE_BYTES = 64
 private const val BLOCK_BYTES = 16
+private const val TAG_BYTES = 16
 
 /**
  * A private key that signs. [text] is its public key as the protocol writes it, such as `ed25519:…`, and [publicKey] the bytes
@@ -89,33 +90,34 @@ internal fun seal(key: ByteArray, content: ByteArray, about: ByteArray): ByteArr
     gcm(Cipher.ENCRYPT_MODE, key, about).doFinal(content)
 
 /** The content of a box. Throws [FormatException] when it does not open. */
-internal fun openBox(key: ByteArray, box: ByteArray, about: ByteArray): ByteArray =
+internal fun openBox(key: ByteArray, box: ByteArray, about: ByteArray): ByteArray {
+    if (box.size < TAG_BYTES) throw FormatException("a box of ${box.size} bytes has no tag")
     try {
-        gcm(Cipher.DECRYPT_MODE, key, about).doFinal(box)
+        return gcm(Cipher.DECRYPT_MODE, key, about).doFinal(box)
     } catch (_: GeneralSecurityException) {
         throw FormatException("a box does not open")
     }
+}
 
 private fun gcm(mode: Int, key: ByteArray, about: ByteArray): Cipher {
     val cipher = Cipher.getInstance("AES/GCM/NoPadding")
-    cipher.init(mode, SecretKeySpec(key, "AES"), GCMParameterSpec(128, ByteArray(12)))
+    cipher.init(mode, SecretKeySpec(key, "AES"), GCMParameterSpec(8 * TAG_BYTES, ByteArray(12)))
     cipher.updateAAD(about)
     return cipher
 }
 
-/** The stream of AES-256-CTR under a key, from a zero counter block. */
+/** The stream of AES-256-CTR under a key, from a zero counter block, read from front to end. */
 internal class Keystream(key: ByteArray) {
-    private val key = SecretKeySpec(key, "AES")
     private val cipher = Cipher.getInstance("AES/CTR/NoPadding")
-    private var zeros = ByteArray(0)
 
-    /** Fill `target` with the bytes from block `block` of 16 bytes on. */
-    fun fill(target: ByteArray, block: Int) {
-        val counter = ByteArray(BLOCK_BYTES)
-        for (place in 0..3) counter[BLOCK_BYTES - 1 - place] = (block ushr 8 * place).toByte()
-        cipher.init(Cipher.ENCRYPT_MODE, key, IvParameterSpec(counter))
-        if (zeros.size < target.size) zeros = ByteArray(target.size)
-        cipher.doFinal(zeros, 0, target.size, target, 0)
+    init {
+        cipher.init(Cipher.ENCRYPT_MODE, SecretKeySpec(key, "AES"), IvParameterSpec(ByteArray(BLOCK_BYTES)))
+    }
+
+    /** Fill the first `size` bytes of `target` with the next ones of the stream. */
+    fun fill(target: ByteArray, size: Int = target.size) {
+        target.fill(0, 0, size)
+        cipher.update(target, 0, size, target, 0)
     }
 }
 

@@ -32,7 +32,6 @@ import dev.muster.device.wire.publicKey
 import okhttp3.HttpUrl
 import okhttp3.HttpUrl.Companion.toHttpUrl
 import okhttp3.HttpUrl.Companion.toHttpUrlOrNull
-import kotlin.math.floor
 import kotlin.math.max
 
 /** The fraction of its validity after which a credential is renewed. */
@@ -202,7 +201,7 @@ internal class Enrolments(private val platform: Platform, private val place: Pla
 
     private fun isGood(kept: KeptCredential): Boolean =
         try {
-            checkCredential(kept.authority, secagg.publicKey, kept.credential, floor(platform.now()).toLong())
+            checkCredential(kept.authority, secagg.publicKey, kept.credential, platform.now().toULong())
             kept.key == key.text && kept.secagg.contentEquals(secagg.publicKey)
         } catch (_: SecaggException) {
             false
@@ -222,13 +221,13 @@ internal class Enrolments(private val platform: Platform, private val place: Pla
         val (current, credential) =
             refusing {
                 val current = issued.authority.follow("authority", pinned)
-                current to checkCredential(current, secagg.publicKey, issued.credential, 0)
+                current to checkCredential(current, secagg.publicKey, issued.credential, until = 0u)
             }
         if (hex(credential.device) != deviceId(key.text)) {
             throw SecaggRefused("the authority gave this device the credential of another")
         }
         val now = platform.now()
-        val renewAt = now + SPENT * max(0.0, credential.expires - now)
+        val renewAt = now + SPENT * max(0.0, credential.expires.toDouble() - now)
         return KeptCredential(key.text, secagg.publicKey, current, issued.credential, renewAt)
     }
 }
