@@ -63,11 +63,11 @@ internal fun frozenOf(plan: Plan, blob: (BlobRef) -> ByteArray): Map<String, Col
     plan.frozen?.let { decodeFrozen(blob(it.blob), it.vectors) }.orEmpty()
 
 /** A vector in a file: its type, its size, and where its bytes begin and end. */
-private class Tensor(val code: String, val size: Int, val begin: Int, val end: Int) {
+private class Described(val code: String, val size: Int, val begin: Int, val end: Int) {
     val bytes: Int get() = end - begin
 }
 
-private fun vectorOf(data: ByteArray, tensor: Tensor, spec: FrozenVector): Column {
+private fun vectorOf(data: ByteArray, tensor: Described, spec: FrozenVector): Column {
     if (tensor.size != spec.size || tensor.bytes.toLong() != spec.dtype.bytes.toLong() * spec.size || tensor.code != CODES[spec.dtype]) {
         throw FormatException(
             "vector ${spec.name} has ${tensor.size} values of ${tensor.code} in ${tensor.bytes} bytes, expected " +
@@ -79,7 +79,7 @@ private fun vectorOf(data: ByteArray, tensor: Tensor, spec: FrozenVector): Colum
     return if (spec.dtype == DType.UINT8) Column(shape, values) else Column(shape, floatsOf(values))
 }
 
-private fun readHeader(data: ByteArray): Map<String, Tensor> {
+private fun readHeader(data: ByteArray): Map<String, Described> {
     val length = if (data.size < HEAD_BYTES) -1 else littleEndian(data).getLong(0)
     if (length < 0 || length > data.size - HEAD_BYTES) {
         throw FormatException("not a safetensors file: its header goes beyond its end")
@@ -88,7 +88,7 @@ private fun readHeader(data: ByteArray): Map<String, Tensor> {
     val header = Json.parse(data.copyOfRange(HEAD_BYTES, base), "safetensors header")
     val tensors = (header.members().keys - METADATA).associateWith { tensorOf(header[it], base, data.size) }
     var behind = base
-    for (tensor in tensors.values.sortedWith(compareBy(Tensor::begin, Tensor::end))) {
+    for (tensor in tensors.values.sortedWith(compareBy(Described::begin, Described::end))) {
         behind = if (tensor.begin == behind) tensor.end else -1
     }
     if (behind != data.size) {
@@ -97,9 +97,9 @@ private fun readHeader(data: ByteArray): Map<String, Tensor> {
     return tensors
 }
 
-private fun tensorOf(json: Json, base: Int, most: Int): Tensor {
+private fun tensorOf(json: Json, base: Int, most: Int): Described {
     val shape = json["shape"].list { it.size() }
     val (begin, end) = json["data_offsets"].list { it.count() }.takeIf { it.size == 2 } ?: json.wrong("two offsets")
     if (shape.size != 1 || begin > end || base + end > most) json.wrong("a vector within its file")
-    return Tensor(json["dtype"].text(Regex("F32|U8")), shape[0], base + begin.toInt(), base + end.toInt())
+    return Described(json["dtype"].text(Regex("F32|U8")), shape[0], base + begin.toInt(), base + end.toInt())
 }
