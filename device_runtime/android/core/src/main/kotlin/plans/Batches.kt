@@ -97,7 +97,7 @@ private fun batchesOf(order: IntArray, start: Int, steps: Int, size: Int): Batch
  *
  * Throws [ExamplesException] when they are fewer than `minExamples`, or none.
  */
-internal fun onSide(plan: Plan, examples: Examples, minExamples: Int): Examples {
+internal fun onSide(plan: Plan, examples: Examples, minExamples: Long): Examples {
     val holdOut = plan.examples.holdOut
     val kept = if (holdOut == null) examples else only(plan, examples, places(plan.examples, holdOut, examples))
     val least = maxOf(minExamples, 1)

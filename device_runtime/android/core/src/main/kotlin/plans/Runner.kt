@@ -34,7 +34,7 @@ internal class TrainingResult(
 /**
  * The work of one assignment: a plan, its loaded graphs by name, and their inputs; at least one example.
  *
- * [keepGoing]: asked before every call of a graph of steps; what it throws ends the work, and so does false, with
+ * [kept]: the vectors of `plan.kept`; null before the first round, where a graph makes them. [keepGoing]: asked before every call of a graph of steps; what it throws ends the work, and so does false, with
  * [DeadlinePassed].
  */
 internal data class Work(
@@ -42,6 +42,7 @@ internal data class Work(
     val graphs: Map<String, Graph>,
     val broadcast: Map<String, FloatArray>,
     val frozen: Map<String, Column>,
+    val kept: Map<String, FloatArray>?,
     val examples: Examples,
     val key: StreamKey,
     val keepGoing: () -> Boolean,
@@ -62,15 +63,14 @@ internal class Swept(
 /**
  * Run every pass of the plan and make the report. A graph is freed after its use, before the next pass needs memory.
  *
- * kept: the vectors of `plan.kept`; null before the first round, where a graph makes them. Throws [PlanRefused] when the plan
- * contradicts itself or its graphs, [dev.muster.device.RuntimeFailed] when a graph fails, [DeadlinePassed], and [NonFiniteReport],
- * which says where it began.
+ * Throws [PlanRefused] when the plan contradicts itself or its graphs, [dev.muster.device.RuntimeFailed] when a graph fails,
+ * [DeadlinePassed], and [NonFiniteReport], which says where it began.
  */
-internal fun execute(work: Work, kept: Map<String, FloatArray>? = null): TrainingResult {
+internal fun execute(work: Work): TrainingResult {
     checkSums(work.plan)
     val known = HashMap(edgeOf(work.broadcast, work.frozen))
     try {
-        if (work.plan.kept.isNotEmpty()) known += prefixed(KEPT, beforeRound(work, known, kept))
+        if (work.plan.kept.isNotEmpty()) known += prefixed(KEPT, beforeRound(work, known))
         val passes = work.plan.passes.mapIndexed { index, pass -> finished(work, known, pass, index) }
         val means = work.plan.report.segments.filter { it.isMean }.map { VectorSpec(it.name, it.size) }
         val outputs = made(work, REPORT, "", means, known)
@@ -86,8 +86,8 @@ internal fun edgeOf(broadcast: Map<String, FloatArray>, frozen: Map<String, Colu
     prefixed("broadcast", broadcast.mapValues { flatTensor(it.value) }) + prefixed("frozen", frozen.mapValues { flatTensor(it.value) })
 
 /** What the device keeps before this round: as given, or as the graph for the first round makes it. */
-private fun beforeRound(work: Work, known: Map<String, Tensor>, kept: Map<String, FloatArray>?): Map<String, Tensor> {
-    val vectors = kept ?: made(work, FIRST_KEPT, "$NEXT.", work.plan.kept, known)
+private fun beforeRound(work: Work, known: Map<String, Tensor>): Map<String, Tensor> {
+    val vectors = work.kept ?: made(work, FIRST_KEPT, "$NEXT.", work.plan.kept, known)
     work.graphs[FIRST_KEPT]?.close()
     return vectors.mapValues { flatTensor(it.value) }
 }

@@ -128,14 +128,14 @@ class BatchesTest {
                     assertTrue("runs on 0 " in error.message!! && "needs 1" in error.message!!)
                     return@dynamicTest
                 }
-                val kept = onSide(plan, all, expected.size)
+                val kept = onSide(plan, all, expected.size.toLong())
                 assertEquals(expected.size, kept.count)
                 for (field in plan.examples.fields) {
                     val from = all.columns.getValue(field.name)
                     val wanted = expected.flatMap { row -> List(field.width) { valueAt(from, row * field.width + it) } }
                     assertEquals(wanted, List(kept.count * field.width) { valueAt(kept.columns.getValue(field.name), it) })
                 }
-                assertThrows<ExamplesException> { onSide(plan, all, expected.size + 1) }
+                assertThrows<ExamplesException> { onSide(plan, all, expected.size + 1L) }
             }
         }
 }

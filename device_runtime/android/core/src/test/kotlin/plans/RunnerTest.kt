@@ -39,7 +39,7 @@ class RunnerTest {
 
     private fun work(plan: Plan = this.plan, written: String = "graphs"): Work {
         val key = StreamKey(runner["seed"].text().toLong(), runner["round"].size(), runner["slot"].text().toLong())
-        return Work(plan, graphs(runner[written]), mapOf("params" to floats("params")), emptyMap(), examples(), key) { true }
+        return Work(plan, graphs(runner[written]), mapOf("params" to floats("params")), emptyMap(), null, examples(), key) { true }
     }
 
     private fun assertPython(found: TrainingResult) {
@@ -93,7 +93,7 @@ class RunnerTest {
         assertArrayEquals(floats("params"), execute(given()).kept["params"])
         val next = given()
         next.graphs.getValue(FIRST_KEPT).close() // of the first round alone
-        assertArrayEquals(floats("params"), execute(next, mapOf("params" to FloatArray(3))).kept["params"])
+        assertArrayEquals(floats("params"), execute(next.copy(kept = mapOf("params" to FloatArray(3)))).kept["params"])
         assertThrows<PlanRefused> { execute(work(keeping)) }
         assertTrue(execute(work()).kept.isEmpty())
     }
