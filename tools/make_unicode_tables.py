@@ -1,4 +1,4 @@
-"""Tables of Unicode for devices in TypeScript: those of the installed library of tokenizers.
+"""Tables of Unicode for devices in TypeScript and in Kotlin: those of the installed library of tokenizers.
 
     python -m tools.make_unicode_tables
 
@@ -18,7 +18,7 @@ from pathlib import Path
 import tokenizers
 from tokenizers import Regex, normalizers, pre_tokenizers
 
-PATH = Path(__file__).parents[1] / "device_runtime" / "js" / "src" / "core" / "texts" / "unicode.ts"
+RUNTIMES = Path(__file__).parents[1] / "device_runtime"
 CATEGORIES = (
     *("Lu", "Ll", "Lt", "Lm", "Lo", "Mn", "Mc", "Me", "Nd", "Nl", "No", "Pc", "Pd", "Ps", "Pe", "Pi", "Pf", "Po", "Sm"),
     *("Sc", "Sk", "So", "Zs", "Zl", "Zp", "Cc", "Cf", "Co"),
@@ -30,7 +30,7 @@ SOME = 5000
 SURROGATES = range(0xD800, 0xE000)
 CAPITAL_I = 0x130
 """The one letter that becomes two in lower case."""
-HEADER = """/** Unicode's tables as `tokenizers` {version} has them, written by tools/make_unicode_tables.py: classes of
+TYPESCRIPT = """/** Unicode's tables as `tokenizers` {version} has them, written by tools/make_unicode_tables.py: classes of
  * expressions are those of Unicode 16.0, lower case and numbers of 17.0, normal forms of 9.0, BERT's classes of 8.0.
  */
 
@@ -47,6 +47,28 @@ export const LOWER = `
 {lower}
 `;
 """
+KOTLIN = '''/**
+ * Unicode's tables as `tokenizers` {version} has them, written by tools/make_unicode_tables.py: classes of expressions are those
+ * of Unicode 16.0, lower case and numbers of 17.0, normal forms of 9.0, BERT's classes of 8.0.
+ */
+package dev.muster.device.texts
+
+/** Runs of characters from 0 on: a sign, whose place in [SIGNS] is that of its kind in [KINDS], and how many if not one. */
+internal const val RUNS = """
+{runs}
+"""
+internal const val SIGNS = "{signs}"
+
+/** A general category, and what else holds: p punctuation, h hidden, a accent (BERT's), n number, x no normal form. */
+internal const val KINDS =
+    "{kotlin_kinds}"
+
+/** Runs of letters with a lower case, in base 36: how far from the run before, how many, how far apart, and to it. */
+internal const val LOWER = """
+{lower}
+"""
+'''
+FILES = {"js/src/core/texts/unicode.ts": TYPESCRIPT, "android/core/src/main/kotlin/texts/Unicode.kt": KOTLIN}
 NODE = """
 const found = {};
 for (const code of JSON.parse(require("fs").readFileSync(0, "utf8"))) {
@@ -60,21 +82,23 @@ console.log(JSON.stringify(found));
 
 
 def main() -> None:
-    """Write the file."""
+    """Write the files."""
     kinds = _kinds()
     names = sorted(set(kinds))
     signs = dict(zip(names, SIGNS, strict=False))
     runs = ((signs[kind], len(list(run))) for kind, run in itertools.groupby(kinds))
     spelled = "".join(sign + (str(count) if count > 1 else "") for sign, count in runs)
     lower = " ".join(".".join(_base36(number) for number in run) for run in _lower())
-    text = HEADER.format(
-        version=tokenizers.__version__,
-        runs="\n".join(textwrap.wrap(spelled, 118, break_on_hyphens=False)),
-        signs="".join(signs.values()),
-        kinds=" ".join(names),
-        lower=textwrap.fill(lower, 118, break_on_hyphens=False),
-    )
-    PATH.write_text(text)
+    for path, template in FILES.items():
+        text = template.format(
+            version=tokenizers.__version__,
+            runs="\n".join(textwrap.wrap(spelled, 118, break_on_hyphens=False)),
+            signs="".join(signs.values()),
+            kinds=" ".join(names),
+            kotlin_kinds=' " +\n        "'.join(textwrap.wrap(" ".join(names), 118)),
+            lower=textwrap.fill(lower, 118, break_on_hyphens=False),
+        )
+        (RUNTIMES / path).write_text(text)
 
 
 def _kinds() -> list[str]:
