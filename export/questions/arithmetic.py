@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from export.questions import expressions
-from export.questions.terms import MOST_EXACT
+from export.questions.draft import MOST_EXACT
 from fedcore.errors import QuestionError
 from fedcore.questions.functions import FUNCTIONS
 from fedcore.questions.question import MOST_CELLS

@@ -23,12 +23,12 @@ import torch
 from torch import Tensor
 
 from export.questions.arithmetic import OPERATORS, edges_of
-from export.questions.draft import among
+from export.questions.draft import MOST_EXACT, among
 from export.questions.expressions import Expression, Kind, as_real, derived, literal
 from export.questions.parsing import Source
 from export.questions.scalars import Contributors, Scalars
 from export.questions.sums import FARTHEST, NARROWEST, Bins, Sums, parted
-from export.questions.terms import CLIP_PER_DEVICE, CONSTANT, DEVICES, FIELD, FILTER, MOST_EXACT, Term
+from export.questions.terms import CLIP_PER_DEVICE, CONSTANT, DEVICES, FIELD, FILTER, Term
 from fedcore.errors import QueryError, QuestionError
 from fedcore.questions.question import MOST_CELLS, Call, Cell, Group, Number, Value
 
@@ -99,6 +99,8 @@ class Columns:
                 term.node, "this number may be whole or not, and whole ones divide by another rule: CAST it AS REAL"
             )
         if term.function == "clip":
+            ends = [self._scalars.of(end, "the bounds of CLIP") for end in term.arguments[1:]]
+            self._scalars.placed(term, OPERATORS["clip"], literal(0), *ends)  # what is no bound of a row is none here
             kind: Kind = "whole" if {*kinds} <= {"whole", "truth"} else "real"
             value, low, high = values if kind == "whole" else (Call("real", (one,)) for one in values)
             return Shown(Call("max", (low, Call("min", (high, value)))), kind)
@@ -321,9 +323,6 @@ class Columns:
                 f"{what} counts {bins:,} values{of} here; an answer has {MOST_CELLS:,} numbers: CLIP or divide it"
             )
 
-    def _devices(self, aggregate: Aggregate) -> Shown:
-        return Shown(Cell(self._sums.voters(aggregate.condition)), "whole")
-
 
 def _square(number: Expression) -> Expression:
     square = OPERATORS["*"](number, number)
@@ -391,5 +390,5 @@ _AGGREGATES: Mapping[str, Callable[[Columns, Aggregate], Shown]] = {
     "VARIANCE": Columns._spread,
     "VAR_POP": Columns._spread,
     "APPROX_QUANTILE": Columns._quantile,
-    DEVICES: Columns._devices,
+    DEVICES: lambda columns, aggregate: Shown(Cell(columns._sums.voters(aggregate.condition)), "whole"),
 }

@@ -17,8 +17,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 import torch
 from torch import Tensor
 
-from export.questions.draft import LARGEST_FLOAT, check_type
-from export.questions.terms import MOST_EXACT
+from export.questions.draft import LARGEST_FLOAT, MOST_EXACT, check_type
 from fedcore.errors import QuestionError
 from fedcore.plan import Field
 from fedcore.questions.question import MOST_CELLS, Key, Literals

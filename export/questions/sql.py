@@ -54,12 +54,13 @@ class _Query:
     def asked(self, minimum_devices: int, private: bool, secure: bool) -> CompiledQuestion:
         """The question."""
         clauses = self._clauses
+        minimum_devices = max(minimum_devices, self._threshold())
         self._check_text()
         where = self._where()
         terms = [self._key(node) for node in clauses.keys]
         pairs = zip(clauses.keys, terms, strict=True)
         keys = [self._scalars.placed(term, self._group_key, node, term) for node, term in pairs]
-        sums = Sums(Groups(tuple(keys)), where, Terms(max(minimum_devices, 1), clauses.most_rows, private, secure))
+        sums = Sums(Groups(tuple(keys)), where, Terms(minimum_devices, clauses.most_rows, private, secure))
         voters = sums.voters()
         places = {term: index for index, term in reversed(list(enumerate(terms)))}
         columns = Columns(self._source, self._scalars, sums, places, minimum_devices)
@@ -76,7 +77,7 @@ class _Query:
             columns=tuple(map(Column, clauses.names, shown)),
             voters=voters,
             keys=sums.groups.data,
-            minimum_devices=max(minimum_devices, self._threshold()),
+            minimum_devices=minimum_devices,
             most_rows=clauses.most_rows,
             private=private,
             order=order,
@@ -110,7 +111,7 @@ class _Query:
         return group_key(node.sql(DIALECT), self._scalars.of(term, "GROUP BY"))
 
     def _threshold(self) -> int:
-        """k of HAVING COUNT(DISTINCT DEVICE) >= k."""
+        """k of HAVING COUNT(DISTINCT DEVICE) >= k, 1 at least."""
         node = self._clauses.having
         if node is None:
             return 1
@@ -122,7 +123,7 @@ class _Query:
         whole = right.function == CONSTANT and isinstance(right.value, int)
         if left.function != DEVICES or not whole or function not in {">=", ">"}:
             raise self._source.refusal(node, _HAVING)
-        return int(right.value) + (function == ">")  # type: ignore[arg-type]
+        return max(int(right.value) + (function == ">"), 1)  # type: ignore[arg-type]
 
     def _order(self) -> tuple[Order, ...]:
         orders = []

@@ -13,6 +13,7 @@ from typing import Any
 
 from sqlglot import exp
 
+from export.questions.draft import MOST_EXACT
 from export.questions.parsing import TABLE, Source
 from fedcore.plan import Field
 from fedcore.questions.question import Literals
@@ -21,8 +22,6 @@ from fedcore.validation import offered
 DEVICES, FILTER, CLIP_PER_DEVICE = "COUNT(DISTINCT DEVICE)", "FILTER", "CLIP_PER_DEVICE"
 CONSTANT, FIELD = "constant", "field"
 _COUNT = "COUNT"
-MOST_EXACT = 2**53
-"""Whole numbers to here are exact in float64, in which answers are read."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -251,7 +251,9 @@ class Queries:
             names = {"alias": [f"key_{i}" for i in range(len(keys))], "number": [str(i + 1) for i in range(len(keys))]}
             tail += " GROUP BY " + ", ".join(names.get(how, keys))
             if self.chance(0.3):
-                tail += f" HAVING COUNT(DISTINCT DEVICE) >= {self.pick(1, 2, 4)}"
+                least = self.pick(1, 2, 4)
+                columns = columns if least == 1 else [("COUNT(*)", NOTHING)]  # others hide what fewer devices add
+                tail += f" HAVING COUNT(DISTINCT DEVICE) >= {least}"
             if self.chance(0.5):
                 tail += " ORDER BY " + ", ".join(f"key_{i}{self.pick('', ' DESC')}" for i in range(len(keys)))
                 tail += self.pick("", f" LIMIT {self.pick(1, 3)}")
