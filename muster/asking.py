@@ -8,7 +8,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from msgspec import UNSET, UnsetType
 
@@ -22,8 +22,7 @@ if TYPE_CHECKING:
     from coordinator.operations import TaskStore
     from coordinator.rules.entities import Task
     from coordinator.rules.kinds import TaskAnswer
-    from export.questions.asked import AnyQuestion, CompiledQuestion
-    from export.questions.heavy_hitters import AskedHitters
+    from export.questions.heavy_hitters import AnyQuestion, AskedHitters
     from fedcore.bundle import Bundle
     from fedcore.plan import Field
     from fedcore.questions.answer import Answer
@@ -349,7 +348,7 @@ def _of_kind(asked: AnyQuestion, deviation: float) -> tuple[dict[str, Any], list
 
     if isinstance(asked, AskedHitters):
         return {"rows_of_a_device": asked.hitters.values}, _votes(asked, deviation)
-    question = cast("CompiledQuestion", asked).question
+    question = asked.question
     return {"rows_of_a_device": question.most_rows, "groups": question.groups}, _blocks(question, deviation)
 
 

@@ -18,7 +18,7 @@ from device_runtime.examples.source import padded, unpadded
 from device_runtime.texts import TextColumn
 from export.build import planned_model, source_of
 from export.model import Model, ModelSpec
-from export.questions.asked import AnyQuestion
+from export.questions.heavy_hitters import AnyQuestion
 from fedcore.algorithms import create, module_of, name_of, settings_of
 from fedcore.algorithms.algorithm import Algorithm
 from fedcore.bundle import AlgorithmRef, Bundle

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -47,36 +47,6 @@ def question_model(question: Question, fields: Sequence[Field], rows: Rows) -> M
         loss=lambda columns, last: torch.zeros(last.shape[:1]),
         metrics={cells_of(question): numbers},
     )
-
-
-class AnyQuestion(Protocol):
-    """What is asked: a question of SQL or by name, or heavy hitters."""
-
-    @property
-    def fields(self) -> tuple[Field, ...]:
-        """The fields that it reads, one at least."""
-
-    @property
-    def text(self) -> str:
-        """What owners of devices read."""
-
-    @property
-    def minimum_devices(self) -> int:
-        """The least devices of anything that the answer shows."""
-
-    @property
-    def clip(self) -> float:
-        """The L2 norm that no device's report exceeds with noise to come."""
-
-    @property
-    def rounds(self) -> int:
-        """The rounds that an answer takes. If there are several, a device takes part in each."""
-
-    def spec(self) -> ModelSpec:
-        """The model, whose parameters are the answer."""
-
-    def algorithm(self) -> Algorithm:
-        """The algorithm that asks; with noise to come, one whose reports are held to `clip`."""
 
 
 class CompiledQuestion(NamedTuple):

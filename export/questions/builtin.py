@@ -203,7 +203,7 @@ def _quantiles(asked: BuiltIn, terms: drafts.Terms, measured: Sequence[drafts.Me
     draft, number = drafts.Draft(terms), bins.counts
     counts = draft.counts("counts", bins.count, number, of.elements)
     begins, ends = (Number(tuple(each)) for each in zip(*bins.ends, strict=True))
-    read, places = ("quantile_of_values", begins) if bins.single else ("quantile", Number(bins.edges))
+    read, places = ("least_with_share", begins) if bins.single else ("quantile", Number(bins.edges))
     shares = [Number(percent / 100) for percent in PERCENTILES]
     found = [Call(read, (counts, share, places)) for share in shares]
     if terms.hides:

@@ -10,13 +10,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, cast
+from typing import NamedTuple, TypeAlias, cast
 
 import torch
 from msgspec.structs import replace
 from torch import Tensor, nn
 
 from export.model import ModelSpec
+from export.questions.asked import CompiledQuestion
 from export.questions.draft import field_of, taken_apart
 from fedcore.algorithms import create, settings_of
 from fedcore.algorithms.algorithm import Algorithm
@@ -134,6 +135,10 @@ class AskedHitters(NamedTuple):
         """The algorithm; with noise to come, one whose reports are held to `clip`."""
         clip = {"clip_norm": self.clip} if self.private else {}
         return create(self.hitters.name, {**settings_of(self.hitters), **clip})
+
+
+AnyQuestion: TypeAlias = CompiledQuestion | AskedHitters
+"""What is asked: a question of SQL or by name, or heavy hitters."""
 
 
 def heavy_hitters(

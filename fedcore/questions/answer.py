@@ -7,6 +7,7 @@ import io
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from statistics import NormalDist
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -170,12 +171,8 @@ def _sums_of(question: Question, params_D: Float32) -> tuple[int, _Sums]:
     if params_D.shape != (2 * half,):
         raise QuestionError(f"an answer to this question has {2 * half:,} numbers, not {params_D.size:,}")
     both = params_D.astype(np.float64)
-    total, start = both[:half] + both[half:], 1
-    vectors: dict[str, Float64] = {}
-    for name, size in question.block_sizes.items():
-        vectors[name] = total[start : start + size]
-        start += size
-    blocks = {}
+    total, sizes, blocks = both[:half] + both[half:], question.block_sizes, dict[str, Float64]()
+    vectors = dict(zip(sizes, np.split(total[1:], np.cumsum(list(sizes.values()))), strict=False))
     for block in question.blocks:
         names = question.vectors(block)
         if len(names) == 2:
@@ -195,7 +192,8 @@ def _values(value: Value, question: Question, sums: _Sums, functions: Mapping[st
         case Shown(block):
             return [tuple(_in_each(sums.cells(block), len(sums.shown)))]
         case Group(key):
-            return [question.keys[key].values[_place(question, group, key)] for group in sums.shown]
+            places = np.unravel_index(sums.shown, [len(one.values) for one in question.keys])[key].tolist()
+            return [question.keys[key].values[place] for place in places]
         case Call(name, arguments):
             values = [_values(argument, question, sums, functions) for argument in arguments]
             function = functions[name]
@@ -235,12 +233,6 @@ def _work(value: Value, question: Question) -> tuple[int, int, bool]:
             return 0, 1, True
 
 
-def _place(question: Question, group: int, key: int) -> int:
-    """The place of a group's value among those of a key; the last key is the fastest."""
-    later = math.prod(len(one.values) for one in question.keys[key + 1 :])
-    return group // later % len(question.keys[key].values)
-
-
 def _table(question: Question, sums: _Sums, deviation: float) -> list[tuple[tuple[Any, ...], tuple[float | None, ...]]]:
     """The rows, with how far noise moves each number: sorted and cut off as was asked. NULL is first, as in SQLite."""
     count = len(sums.shown)
@@ -250,7 +242,11 @@ def _table(question: Question, sums: _Sums, deviation: float) -> list[tuple[tupl
     kept = list(range(count))
     for order in reversed(question.order):
         kept.sort(key=lambda index: _sorted_by(rows[index][order.column]), reverse=order.descending)
-    return [(rows[index], errors[index]) for index in kept[: question.limit]]
+    kept, times = kept[: question.limit], 1.0
+    if len(kept) < count and any(_moved(question.columns[order.column].value) for order in question.order):
+        # Benjamini, Yekutieli, "False discovery rate-adjusted multiple confidence intervals", JASA 2005.
+        times = -NormalDist().inv_cdf(_beyond(TIMES) * len(kept) / count) / TIMES
+    return [(rows[index], tuple(error and times * error for error in errors[index])) for index in kept]
 
 
 def _sorted_by(value: Any) -> tuple[int, Any]:
@@ -267,9 +263,9 @@ def _plain(value: Any) -> Any:
 
 def _errors(question: Question, sums: _Sums, deviation: float) -> list[tuple[float | None, ...]]:
     """How far noise moves each number of the shown rows with 95 %, before it is held to what it may be."""
-    by_block = {block.name: deviation * (block.norm if question.private else 1.0) for block in question.blocks}
-    values, source = [column.value for column in question.columns], np.random.default_rng(0)
-    computed = [place for place, value in enumerate(values) if isinstance(value, Call)]
+    by_block, source = _spreads(question, sums, deviation), np.random.default_rng(0)
+    values = [column.value for column in question.columns]
+    computed = [place for place, value in enumerate(values) if isinstance(value, Call) and _moved(value)]
     functions = {**FUNCTIONS, **UNHELD}
     bare = {place: _in_each(_values(values[place], question, sums, functions), len(sums.shown)) for place in computed}
     apart: dict[int, list[list[float]]] = {place: [[] for _ in sums.shown] for place in computed}
@@ -285,11 +281,48 @@ def _errors(question: Question, sums: _Sums, deviation: float) -> list[tuple[flo
     def error(place: int, group: int) -> float | None:
         value = values[place]
         if isinstance(value, Cell):
-            return TIMES * by_block[value.block]
+            each = by_block[value.block]
+            return TIMES * float(each[sums.shown[group] % len(each), 0])
         squares = apart[place][group] if place in apart else []
-        return TIMES * math.sqrt(sum(squares) / len(squares)) if squares else None
+        return TIMES * math.sqrt(sum(squares) / len(squares)) or None if squares else None
 
     return [tuple(error(place, group) for place in range(len(values))) for group in range(len(sums.shown))]
+
+
+def _spreads(question: Question, sums: _Sums, deviation: float) -> dict[str, Float64]:
+    """The deviation of the noise in every block, (G, 1) or (1, 1); of shown counts of devices, as `_lifted` has it."""
+    norms = {block.name: block.norm if question.private else 1.0 for block in question.blocks}
+    spreads = {name: np.full((len(sums.blocks[name]), 1), deviation * norm, float) for name, norm in norms.items()}
+    least, voters = question.minimum_devices - 0.5, spreads[question.voters]
+    for group in sums.shown if len(voters) > 1 else (0,):
+        count, spread = float(sums.blocks[question.voters][group, 0]), float(voters[group, 0])
+        voters[group] = _lifted(count, least, spread, question.groups) / TIMES
+    return spreads
+
+
+def _moved(value: Value) -> bool:
+    """Whether noise may move an expression."""
+    return isinstance(value, Cell | Shown) or (isinstance(value, Call) and any(map(_moved, value.arguments)))
+
+
+def _lifted(count: float, least: float, deviation: float, among: int) -> float:
+    """How far from the truth, with 95 %, a count is that is shown because it exceeds the least one.
+
+    Noise lifts some of many small counts, and no unbiased estimator of these is known. The truth may be so low that 2
+    of 100 lifted over the least are lifted so far (Weinstein, Fithian, Benjamini, "Selection adjusted confidence
+    intervals with more power to determine the sign", JASA 2013), but not below 0, nor farther than noise moves any of
+    `among` counts in 99 of 100 answers (Andrews, Kitagawa, McCloskey, "Inference on winners", QJE 2024).
+    """
+    above, most = max(count - least, 0) / deviation, -NormalDist().inv_cdf(0.01 / among)
+    far = TIMES
+    while far < most and _beyond(far) > 1.01 * _beyond(TIMES) * _beyond(far - above):
+        far += 0.05
+    return max(TIMES, min(far, count / deviation)) * deviation
+
+
+def _beyond(far: float) -> float:
+    """The chance that noise lifts a number so many deviations or more."""
+    return math.erfc(far / math.sqrt(2)) / 2
 
 
 COLUMNS = "value", "devices", "share"
@@ -330,7 +363,12 @@ def answer_found(algorithm: HeavyHitters, params_D: Float32, deviation: float = 
     """
     values = found(algorithm, params_D)
     answered = round(float(params_D[algorithm.tree.places[ANSWERED]][0]))
-    errors = tuple((None, TIMES * deviation, TIMES * deviation / one.out_of) for one in values)
+    least = max(algorithm.minimum_devices - 0.5, algorithm.deviations * deviation)
+    if len(values) == algorithm.candidates:  # there was no room for those below
+        least = max(least, values[-1].devices)
+    cells = algorithm.tree.cell_count * algorithm.tree.rounds
+    far = [_lifted(one.devices, least, deviation, cells) if deviation else 0.0 for one in values]
+    errors = tuple((None, each, each / one.out_of) for each, one in zip(far, values, strict=True))
     rows = tuple((_as_text(one.value), one.devices, one.share) for one in values)
     return Answer(COLUMNS, rows, answered, 0, errors if deviation else None)
 

@@ -166,12 +166,12 @@ def _below(counts: Sequence[float]) -> list[float]:
     return [max(total / size if size > 1 else total, 0) for total, size in runs for _ in range(size)]
 
 
-def _least_with_share(counts: Sequence[float], share: float, values: Sequence[Scalar]) -> Scalar:
+def _least_with_share(counts: Sequence[float], share: float, values: Sequence[Any]) -> Any:
     """The first value up to which a share of all lies; NULL of none."""
     below = _below(counts)
-    wanted = _wanted(share, below[-1])
-    found = zip(below, below[1:], values, strict=False)
-    return next((value for before, so_far, value in found if so_far > before and so_far >= wanted), None)
+    wanted, found = _wanted(share, below[-1]), zip(below, below[1:], values, strict=False)
+    some = below[-1] > 0
+    return next(value for before, so_far, value in found if so_far > before and so_far >= wanted) if some else None
 
 
 def _quantile(counts: Sequence[float], share: float, edges: Sequence[float]) -> float | None:
@@ -180,18 +180,11 @@ def _quantile(counts: Sequence[float], share: float, edges: Sequence[float]) -> 
     Within a bin it is taken as a straight line.
     """
     below = _below(counts)
-    if below[-1] <= 0:
+    index: int | None = _least_with_share(counts, share, range(len(counts)))
+    if index is None:
         return None
-    wanted = _wanted(share, below[-1])
-    index = next(i for i in range(len(counts)) if below[i + 1] >= wanted and below[i + 1] > below[i])
-    part = (wanted - below[index]) / (below[index + 1] - below[index])
+    part = (_wanted(share, below[-1]) - below[index]) / (below[index + 1] - below[index])
     return edges[index] + max(part, 0.0) * (edges[index + 1] - edges[index])
-
-
-def _quantile_of_values(counts: Sequence[float], share: float, values: Sequence[Scalar]) -> Scalar:
-    """The first of these values that a share of all are no larger than; NULL of none."""
-    below = _below(counts)
-    return None if below[-1] <= 0 else _least(below[1:], _wanted(share, below[-1]), values)
 
 
 UNHELD: Mapping[str, Function] = {
@@ -242,7 +235,6 @@ FUNCTIONS: Mapping[str, Function] = {
     "greatest": lambda counts, wanted, values: _least(counts[::-1], wanted, values[::-1]),
     "least_with_share": _least_with_share,
     "quantile": _quantile,
-    "quantile_of_values": _quantile_of_values,
     "total": sum,
     "item": lambda values, index: values[index],
 }

@@ -37,9 +37,6 @@ from fedcore.validation import decoded, decoder, offered
 #
 # A candidate c and how a value goes on make a cell, c · (S + 1) + e, counted from 0: e < S is the next digit, and e = S
 # says that all further digits are 0, so that short words and round numbers end early.
-#
-# It needs no NumPy.
-
 
 UNKNOWN, DEAD = -1, -2
 """In the place of a digit: not known yet; and, in that of the first one, no candidate."""
@@ -124,9 +121,6 @@ class PrefixTree(NamedTuple):
             return whole
         shifts = range(self.bits * (self.letters - 1), -1, -self.bits)
         return bytes(whole >> shift & (1 << self.bits) - 1 for shift in shifts).rstrip(b"\0")
-
-
-# A question to devices as data: what each makes of its rows, and how a table is read from the sum over devices.
 
 
 WORD = 4096

@@ -21,7 +21,7 @@ from muster.options import Data, ReleaseKey, option_of, with_settings
 from muster.output import Json, doing, emit, loading, remark, say, say_next, show_fields, show_table
 
 if TYPE_CHECKING:
-    from export.questions.asked import AnyQuestion
+    from export.questions.heavy_hitters import AnyQuestion
     from fedcore.questions.answer import Answer
 
 

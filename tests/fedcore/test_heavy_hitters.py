@@ -213,10 +213,10 @@ def test_rounds_follow_from_the_length_and_the_settings():
 def test_an_answer_is_a_table_with_the_noise_of_one_round():
     state = run(WORDS, [[b"\xff\x7f"]] * 3 + [[b"abc"]] * 5)[-1]
     wide = replace(WORDS, bits=8)
-    made = answer_found(WORDS, state["params"].astype(np.float32), deviation=2.0)
+    made = answer_found(WORDS, state["params"].astype(np.float32), deviation=0.25)
     assert (made.columns, made.devices) == (("value", "devices", "share"), 8)
     assert made.rows[0] == ("abc", 5, 5 / 8)
-    assert made.errors[0] == (None, pytest.approx(4.2), pytest.approx(4.2 / 8))
+    assert made.errors[0] == (None, pytest.approx(0.525), pytest.approx(0.525 / 8))
     state = run(wide, [[b"\xff\x7f"]] * 3 + [["é".encode()]] * 5)[-1]
     assert [row[0] for row in answer_found(wide, state["params"].astype(np.float32)).rows] == ["é", "\\xff\x7f"]
     assert FoundValue(b"a", 1, 4).share == 0.25

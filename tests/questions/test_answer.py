@@ -137,6 +137,36 @@ def test_errors_hold_a_truth_that_noise_exceeds(value, truth, sums, norms):
     assert within >= 92
 
 
+@pytest.mark.parametrize(
+    ("truth", "order", "limit"),
+    [((3,) * 200, (), None), ((0,) * 200 + (15, 100) * 50, (), None), ((60,) * 100, (Order(1, True),), 3)],
+)
+def test_errors_hold_truths_that_are_shown_because_noise_lifted_them(truth, order, limit):
+    """Over the threshold, or to the first rows. What noise does not move has no error, and no one of 0."""
+    asked = Question(
+        text="SELECT y + 1, COUNT(DISTINCT DEVICE), COUNT(*) FROM examples GROUP BY y",
+        rows=(Rows("n", len(truth)),),
+        blocks=(Block("v", "n", "any", 0, 1), Block("n", "n", norm=5)),
+        keys=(Key("y", tuple(range(len(truth)))),),
+        columns=(
+            *(Column("y", Call("+", (Group(0), Number(1)))), Column("d", Cell("v")), Column("n", Cell("n"))),
+            Column("always", Call(">", (Cell("n"), Number(-1e6)))),
+        ),
+        voters="v",
+        **{"private": True, "minimum_devices": 20, "order": order, "limit": limit},
+    )
+    source, within = np.random.default_rng(1), []
+    for _ in range(40):
+        counts = np.array([truth, [3 * count for count in truth]]) + source.normal(0, [[8], [40]], (2, len(truth)))
+        total = np.array([500, *counts.ravel()])
+        found = answer(asked, np.concatenate([total, 0 * total]).astype(np.float32), 8.0)
+        for (place, devices, rows, _), (none, *errors, never) in zip(found.rows, found.errors, strict=True):
+            assert none is never is None
+            apart = devices - truth[place - 1], rows - 3 * truth[place - 1]
+            within.append([abs(one) <= error + 0.5 for one, error in zip(apart, errors, strict=True)])
+    assert (np.mean(within, 0) >= 0.95).all(), np.mean(within, 0)
+
+
 BINS = 40
 
 
@@ -188,7 +218,7 @@ def test_a_quantile_under_noise_is_not_drawn_to_empty_bins(function, values, tru
         ("greatest", ((5, 2, 0), 3, (10, 20, 30)), 10),
         ("quantile", ((10, 0, 10), 0.5, (0.0, 1.0, 2.0, 3.0)), 1.0),
         ("quantile", ((7, 0, 93), 0.07, (0.0, 1.0, 2.0, 3.0)), 1.0),
-        ("quantile_of_values", ([1] * 100, 0.07, tuple(range(100))), 6),
+        ("least_with_share", ([1] * 100, 0.07, tuple(range(100))), 6),
         ("least_with_share", ([1] * 100, 0.55, tuple(range(100))), 54),
         ("quantile", ((0, -3), 0.5, (0.0, 1.0, 2.0)), None),
         ("correlation", (3, 6, 6, 14, 14, 14), 1.0),

@@ -8,9 +8,11 @@ import muster
 from export.build import export_bundle
 from export.model import Model
 from export.questions.heavy_hitters import heavy_hitters, heavy_hitters_in_words
+from fedcore.algorithms.algorithm import ServerStep
 from fedcore.algorithms.heavy_hitters import CELL, VOTES
 from fedcore.errors import QuestionError
 from fedcore.plan import Field
+from fedcore.questions.answer import answer_found
 from simulator.planned import ask_population
 from simulator.population import Population
 from tests.questions.words import HIGH, LETTERS, as_rows, counts, f1, zipf
@@ -71,6 +73,24 @@ def test_noise_of_a_small_population_hides_rare_words_and_no_frequent_one():
         assert abs(devices - exact[word]) <= 1.5 * errors[1]
         assert (errors[0], errors[2]) == (None, pytest.approx(errors[1] / 400))
         assert share == devices / 400
+
+
+@pytest.mark.parametrize(("least", "most"), [(15, 25), (5, 60), (100, 300)])
+def test_errors_hold_the_devices_of_values_that_noise_lifted(least, most):
+    hitters = heavy_hitters("n", [Field("n", "int64", (), 2**12)], candidates=64, step_bits=6).hitters
+    source, within = np.random.default_rng(2), []
+    exact = source.integers(least, most, 2**12)
+    state = hitters.init(np.zeros(hitters.tree.places["out_of"].stop))
+    for _ in range(5):
+        votes = source.normal(0, 10, (64, 65))
+        votes[:, 1:64] += exact.reshape(64, 64)[:, 1:]  # 0 is an end
+        ended = hitters.update(state, {VOTES: votes.ravel() / 1e5}, ServerStep(devices=10**5))
+        found = answer_found(hitters, ended["params"].astype(np.float32), 10.0)
+        within += [
+            abs(row[1] - exact[row[0]]) <= one[1] + 0.5 for row, one in zip(found.rows, found.errors, strict=True)
+        ]
+    assert len(within) > 50
+    assert np.mean(within) >= 0.95
 
 
 @pytest.mark.parametrize("target", ["onnx", "executorch"])
