@@ -1,7 +1,6 @@
 /** The platform of a device on a desktop's Java: its state in a folder, and this machine's clock, network and engine. */
 package dev.muster.device.jvm
 
-import ai.onnxruntime.OrtEnvironment
 import com.sun.management.OperatingSystemMXBean
 import dev.muster.device.Attester
 import dev.muster.device.Conditions
@@ -9,6 +8,7 @@ import dev.muster.device.ExampleSource
 import dev.muster.device.Platform
 import dev.muster.device.SigningKey
 import dev.muster.device.keptSigningKey
+import dev.muster.device.plans.engineName
 import okhttp3.OkHttpClient
 import java.io.File
 import java.lang.management.ManagementFactory
@@ -33,7 +33,7 @@ internal class JvmPlatform(
 ) : Platform, AutoCloseable {
     override val store = SqliteStore(state)
     override val blobs = FileBlobs(state)
-    override val engineName: String = "onnxruntime ${OrtEnvironment.getEnvironment().version}"
+    override val engineName: String = engineName()
     override val http: OkHttpClient get() = HTTP
     override val memoryBytes: Long get() = SYSTEM.totalMemorySize
 

@@ -19,9 +19,8 @@ import dev.muster.device.plans.MOST_PLAN_BYTES
 import dev.muster.device.plans.Plan
 import dev.muster.device.plans.batchBytes
 import dev.muster.device.plans.keptRefs
-import dev.muster.device.plans.parameterCount
-import dev.muster.device.plans.reportSize
 import dev.muster.device.plans.stepCount
+import dev.muster.device.plans.uploadBytes
 import dev.muster.device.wire.Assignment
 import dev.muster.device.wire.verifyPlan
 
@@ -83,7 +82,7 @@ internal class Guard(private val platform: Platform, private val place: Place, p
     /** Check the limits of a plan before fetching what predicts. missing: bytes that are still to come. Throws [PlanRefused]. */
     fun checkPredict(plan: Plan, sizes: Map<String, Long>, missing: Long) {
         val all = sizes.values.sum()
-        atMost("plan.parameters", parameterCount(plan).toLong(), policy.plan.parameters)
+        atMost("plan.parameters", plan.parameters.toLong(), policy.plan.parameters)
         atMost("plan.graph_bytes", all - (sizes["plan"] ?: 0) - (sizes["parameters"] ?: 0), policy.plan.graphBytes)
         atMost("plan.memory_bytes", all, policy.plan.memoryBytes)
         checkBytes(missing)
@@ -138,17 +137,17 @@ internal class Guard(private val platform: Platform, private val place: Place, p
      */
     fun checkPlan(given: Assignment, plan: Plan, examples: Int, others: Long) {
         val received = plan.broadcast.find { it.name == "params" }?.size
-        if (received != parameterCount(plan)) {
-            throw PlanRefused("the plan's schema has ${parameterCount(plan)} parameters, its broadcast $received")
+        if (received != plan.parameters) {
+            throw PlanRefused("the plan's schema has ${plan.parameters} parameters, its broadcast $received")
         }
         val vectors = plan.broadcast.map { it.size } + plan.passes.flatMap { it.carry }.map { it.size } + plan.report.segments.map { it.size }
         val kept = keptRefs(plan).sumOf { it.size }
-        val report = FLOAT_BYTES * reportSize(plan.report)
+        val report = FLOAT_BYTES * plan.report.size
         val visited = plan.passes.sumOf { it.loop.batchSize.toLong() * stepCount(it.loop, examples) }
         atMost("plan.parameters", vectors.max().toLong(), policy.plan.parameters)
         atMost("plan.graph_bytes", kept, policy.plan.graphBytes)
         atMost("plan.memory_bytes", given.plan.size + given.checkpoint.size + kept + report + batchBytes(plan), policy.plan.memoryBytes)
-        checkBytes(kept + given.checkpoint.size + report)
+        checkBytes(kept + given.checkpoint.size + uploadBytes(plan.report))
         atMost("plan.batch_examples", visited, policy.plan.batchExamples)
         if (plan.kept.isNotEmpty()) atMost("state_bytes", others + FLOAT_BYTES * plan.kept.sumOf { it.size }, policy.stateBytes)
         checkCollection(plan.examples.collection)

@@ -46,8 +46,8 @@ private val options: SessionOptions by lazy {
     }
 }
 
-/** The engine's name and version, as stated to a coordinator. */
-internal fun engineName(): String = "onnxruntime-java ${environment.version}"
+/** The engine with its version, for [dev.muster.device.Platform.engineName]. */
+public fun engineName(): String = "onnxruntime ${environment.version}"
 
 /** `ByteBuffer.alignedSlice`, which Java has since 9 and Android since API 33. */
 private val alignedSlice: Method? =

@@ -282,9 +282,6 @@ internal fun decodePlan(data: ByteArray, round: Int): Plan {
     }
 }
 
-/** The plan that round `round` trains by: `decodePlan`, for callers that run it. */
-internal fun decodeTraining(data: ByteArray, round: Int): Plan = decodePlan(data, round)
-
 private fun planOf(json: Json, round: Int): Plan {
     val kept = json.optional("kept")?.list(VectorSpec::of) ?: emptyList()
     val trips = listOfNotNull(TripPlan.of(json), json.nullable("second")?.let(TripPlan::of))

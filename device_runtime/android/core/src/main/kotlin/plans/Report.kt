@@ -81,7 +81,7 @@ internal data class ReportLayout(
     val bounded: Boolean = false,
     val bits: Int = 0,
 ) {
-    /** The length of the report vector. */
+    /** L, the length of the report vector. */
     val size: Int
 
     init {
@@ -126,14 +126,8 @@ private fun checkWeight(segments: List<Segment>) {
     }
 }
 
-/** L, the length of the report vector. */
-internal fun reportSize(layout: ReportLayout): Int = layout.size
-
 /** Whether segments have codecs. Then only reports that are encoded with the same key add up. */
 internal fun hasCodecs(layout: ReportLayout): Boolean = layout.segments.any { it.codecs.isNotEmpty() }
-
-/** The number of values sent for a segment. */
-internal fun codedSizeOf(segment: Segment): Int = segment.codedSize
 
 /** The outputs of the report graph, by name, encoded by the codecs. */
 internal fun encodeMeans(layout: ReportLayout, means: Map<String, FloatArray>, key: RoundKey): Map<String, FloatArray> {

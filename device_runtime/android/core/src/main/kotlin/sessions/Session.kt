@@ -36,14 +36,14 @@ import dev.muster.device.plans.StreamKey
 import dev.muster.device.plans.TrainingResult
 import dev.muster.device.plans.Work
 import dev.muster.device.plans.checkExamples
-import dev.muster.device.plans.decodeTraining
+import dev.muster.device.plans.decodePlan
 import dev.muster.device.plans.decodeVectors
+import dev.muster.device.plans.encodeReport
 import dev.muster.device.plans.encodeVector
 import dev.muster.device.plans.execute
 import dev.muster.device.plans.frozenOf
 import dev.muster.device.plans.keptRefs
 import dev.muster.device.plans.onSide
-import dev.muster.device.plans.reportSize
 import dev.muster.device.plans.runGraphs
 import dev.muster.device.plans.weigh
 import dev.muster.device.plans.withGraphs
@@ -226,7 +226,8 @@ private class Session(private val platform: Platform, private val config: Sessio
 
     private fun reportOf(given: Assignment, plan: Plan, result: TrainingResult): ByteArray =
         if (given.secagg == null) {
-            encodeVector("report", weigh(plan.report, result.values, result.weight))
+            val report = weigh(plan.report, result.values, result.weight)
+            encodeReport(plan.report, report, StreamKey(given.seed, given.round, given.slot))
         } else {
             encodeVector(UNWEIGHTED, result.values)
         }
@@ -250,7 +251,7 @@ private class Session(private val platform: Platform, private val config: Sessio
 
     /** Send the stored report. It stays stored until its receipt has arrived, unless it is no longer needed. */
     private fun deliver(kept: KeptAssignment, plan: Plan) {
-        outcome = outcome.copy(numbers = reportSize(plan.report))
+        outcome = outcome.copy(numbers = plan.report.size)
         if (kept.given.secagg == null) {
             if (kept.given.overSelected) hold?.ask()
             transport.report(kept.given.assignment, kept.report)
@@ -300,7 +301,7 @@ private class Session(private val platform: Platform, private val config: Sessio
 
     private fun secure(due: Double) = SecureDelivery(visit, keeper) { keepGoing(due) }
 
-    private fun planOf(given: Assignment): Plan = decodeTraining(visit.blob(given.plan), given.round)
+    private fun planOf(given: Assignment): Plan = decodePlan(visit.blob(given.plan), given.round)
 
     /** Bytes that the cache must hold for a plan between rounds: all that it needs, but for what models keep anyway. */
     private fun toCache(given: Assignment, plan: Plan): Long {
