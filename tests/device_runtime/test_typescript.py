@@ -25,7 +25,6 @@ from export.models import MODELS, load
 from export.predict import build_predict
 from fedcore import checkpoint
 from fedcore.algorithms import create
-from fedcore.algorithms.algorithm import trips_of
 from fedcore.batching import StreamKey
 from fedcore.params import VectorSpec
 from fedcore.plan import BlobRef
@@ -33,12 +32,11 @@ from fedcore.signing import SigningKey
 from secagg import errors as secagg_errors
 from simulator import datasets
 from tests.coordinator.fork_server import wait_until
+from tests.device_runtime.local_work import BATCH, EXAMPLES, LocalWork, drawn
 from tests.device_runtime.node import IS_NEW, JS_FOLDER, command, device_words, node
 from tests.questions.hand_made import asked
 from tests.questions.labels import LABELS
 
-EXAMPLES, BATCH = 23, 10
-KEY = StreamKey(seed=2**53 + 3, round=1, slot=7)
 LONG = pytest.mark.long
 # Graphs that a plan must name, and nobody reads.
 HAND = {name: BlobRef.of(b"") for name in ("train.begin", "train.step", "report")}
@@ -46,37 +44,12 @@ HAND = {name: BlobRef.of(b"") for name in ("train.begin", "train.step", "report"
 ADAPTED = [f"tests.export.models:digits_{kind}" for kind in ("adapted", "in_8_bits", "in_4_bits")]
 
 
-def drawn(fields):
-    """Random examples for the fields of a plan."""
-    rng = np.random.default_rng(1)
-    return {
-        one.name: rng.integers(one.high or 2, size=(EXAMPLES, *one.shape)).astype(one.dtype)
-        if one.dtype != "float32"
-        else rng.random((EXAMPLES, *one.shape), np.float32)
-        for one in fields
-    }
-
-
 def reports(model, algorithm, examples, folder):
     """The report of a plan that Node makes, and the one that Python does, as bytes."""
-    plan, graphs = build_plan(model, algorithm, ("onnx",), lambda form, doing: None)
-    blobs = {graph: graphs[ref] for graph, ref in plan.graphs["onnx"].items()}
-    (trip,) = trips_of(algorithm)
-    broadcast = {key: np.asarray(vector) for key, vector in trip.broadcast(algorithm.init(model.initial)).items()}
-    (folder / "graphs").mkdir()
-    for graph, blob in blobs.items():
-        (folder / "graphs" / graph).write_bytes(blob)
-    (folder / "plan.json").write_bytes(plan.encode())
-    (folder / "checkpoint.safetensors").write_bytes(checkpoint.encode(broadcast))
-    frozen = model.frozen_vectors
-    (folder / "frozen.safetensors").write_bytes(checkpoint.encode_frozen(frozen))
-    (folder / "key.json").write_text(json.dumps({"seed": str(KEY.seed), "round": str(KEY.round), "slot": "7"}))
-    np.savez(folder / "examples.npz", **examples)
+    work = LocalWork.of(model, algorithm, examples)
+    work.write(folder)
     subprocess.run(command("tests/train.ts", folder), check=True)
-    executables = {graph: OnnxRuntime().load(blob, graph) for graph, blob in blobs.items()}
-    expected = execute(plan, executables, broadcast, examples, KEY, frozen=frozen)
-    body = checkpoint.encode({"report": plan.report.weigh(expected.values, expected.weight)})
-    return (folder / "report.safetensors").read_bytes(), body
+    return (folder / "report.safetensors").read_bytes(), work.body(work.train())
 
 
 @pytest.mark.parametrize("name", [*(pytest.param(name, marks=LONG) for name in MODELS), *ADAPTED])
