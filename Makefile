@@ -13,10 +13,11 @@ LOCKED := --no-deps --require-hashes --requirement
 export PYTHONDONTWRITEBYTECODE :=
 
 JS := device_runtime/js
+ANDROID := device_runtime/android
 NODE_IS_NEW := node $(JS)/node-is-new.cjs 2>/dev/null
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-all js page docs check format migration notebooks lock sbom clean
+.PHONY: help install demo test test-all js android page docs check format migration notebooks lock sbom clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
@@ -35,6 +36,11 @@ test-all: test ## run all tests, the ones marked `long` too
 
 js: $(JS)/node_modules/.package-lock.json ## check and test the device runtime in TypeScript, with Node 22.18 or newer
 	cd $(JS) && npm run --silent check && npm test --silent
+
+android: $(INSTALLED) ## build and test the device runtime in Kotlin, with Java 17, Maven and Debian's aapt
+	@$(ANDROID)/needs java mvn aapt
+	mvn -q -f $(ANDROID) package
+	$(BIN)/python -m tests.conformance --device jvm
 
 page: $(JS)/node_modules/.package-lock.json ## build the web page by which browsers take part, in device_runtime/js/dist/page
 	cd $(JS) && npm run --silent page

@@ -268,7 +268,7 @@ private class Session(private val platform: Platform, private val config: Sessio
         hold = held
         try {
             work()
-        } catch (error: Exception) {
+        } catch (error: Throwable) { // a graph may exhaust memory, too, and the round must not wait for this device
             val known = error as? DeviceException ?: RuntimeFailed("the device's own code failed: $error")
             // A report that may still arrive stays kept: the next session sends it if there is time left.
             val mayArrive = known is TransportException && !(known is Refused && known.isFinal)
