@@ -80,7 +80,7 @@ public class ModelClosed(message: String) : DeviceException(message, "model-clos
 public class InputRefused(message: String) : DeviceException(message, "input-refused", true)
 
 /** A version of a model is not taken; the one before stays. */
-public class ModelRefused(message: String) : DeviceException(message, "model-refused", true)
+public open class ModelRefused(message: String) : DeviceException(message, "model-refused", true)
 
 /** Talking to the coordinator failed. */
 public sealed class TransportException(message: String, reason: String, isPermanent: Boolean = false) :

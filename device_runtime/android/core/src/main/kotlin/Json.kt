@@ -10,6 +10,9 @@ import java.math.BigInteger
 private const val DEEPEST = 200
 private const val EXACT_DIGITS = 20
 private const val MOST_COUNT = (1L shl 53) - 1
+// What is escaped by a letter, and the letters.
+private const val SHORT = "\"\\\b\u000c\n\r\t"
+private const val LETTERS = "\"\\bfnrt"
 private val NUMBER = Regex("-?(0|[1-9][0-9]*)(\\.[0-9]+)?([eE][+-]?[0-9]+)?")
 private val DIGEST = Regex("[0-9a-f]{64}")
 
@@ -140,17 +143,27 @@ internal class Json(val value: Any?, private val noun: String, private val path:
             to.append(close)
         }
 
+        // As JSON.stringify and msgspec write it, since layouts are hashed as they are written.
         private fun quote(to: StringBuilder, text: String) {
             to.append('"')
-            for (unit in text) {
+            for ((at, unit) in text.withIndex()) {
+                val short = SHORT.indexOf(unit)
                 when {
-                    unit == '"' || unit == '\\' -> to.append('\\').append(unit)
-                    unit < ' ' || unit.isSurrogate() -> to.append("\\u").append(unit.code.toString(16).padStart(4, '0'))
+                    short >= 0 -> to.append('\\').append(LETTERS[short])
+                    unit < ' ' || isLone(text, at) -> to.append("\\u").append(unit.code.toString(16).padStart(4, '0'))
                     else -> to.append(unit)
                 }
             }
             to.append('"')
         }
+
+        /** Whether half of a surrogate pair stands alone. */
+        private fun isLone(text: String, at: Int): Boolean =
+            when {
+                text[at].isHighSurrogate() -> text.getOrNull(at + 1)?.isLowSurrogate() != true
+                text[at].isLowSurrogate() -> text.getOrNull(at - 1)?.isHighSurrogate() != true
+                else -> false
+            }
     }
 }
 

@@ -165,6 +165,10 @@ internal fun <T> keeping(key: String, read: () -> T): T =
         throw StateDamaged("what is kept as $key cannot be read: remove it, and the device begins anew there (${error.message})")
     }
 
+/** The integer under a key, from -1 on; null when there is none. Throws [StateDamaged] when it is not one. */
+internal fun keptNumber(store: Store, key: String): Long? =
+    keptJson(store, key)?.let { keeping(key) { it.whole(-1..Long.MAX_VALUE) } }
+
 /** The Ed25519 key of that name in a store, made at the first call. Throws [StateDamaged] when what is kept is no key. */
 public fun keptSigningKey(store: Store, name: String): SigningKey {
     val place = "key:$name"
