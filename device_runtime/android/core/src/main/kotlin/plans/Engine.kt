@@ -58,17 +58,18 @@ private val alignedSlice: Method? =
     }
 
 /**
- * Native memory of so many bytes, zeros, aligned where the platform can.
+ * Native memory of so many bytes, zeros, aligned where the platform can. Throws [PlanRefused] when there is not as much.
  *
  * The alignment decides which values vector instructions add first, and so how a sum is rounded.
  */
 private fun memory(bytes: Long, shape: List<Int>): ByteBuffer {
+    val most = bytes + 2 * ALIGNMENT
+    if (most > Int.MAX_VALUE) throw PlanRefused("the plan asks for a buffer of $shape")
     val whole =
         try {
-            ByteBuffer.allocateDirect(Math.toIntExact(bytes + 2 * ALIGNMENT))
-        } catch (error: Throwable) {
-            if (error is OutOfMemoryError || error is ArithmeticException) throw PlanRefused("the plan asks for a buffer of $shape: $error")
-            throw error
+            ByteBuffer.allocateDirect(most.toInt())
+        } catch (error: OutOfMemoryError) {
+            throw PlanRefused("the plan asks for a buffer of $shape: ${error.message}")
         }
     val part = alignedSlice?.invoke(whole, ALIGNMENT) as ByteBuffer? ?: whole
     part.limit(bytes.toInt())

@@ -34,8 +34,8 @@ internal class TrainingResult(
 /**
  * The work of one assignment: a plan, its loaded graphs by name, and their inputs; at least one example.
  *
- * [kept]: the vectors of `plan.kept`; null before the first round, where a graph makes them. [keepGoing]: asked before every call of a graph of steps; what it throws ends the work, and so does false, with
- * [DeadlinePassed].
+ * [kept]: the vectors of `plan.kept`; null before the first round, where a graph makes them. [keepGoing]: asked before every call
+ * of a graph of steps; what it throws ends the work, and so does false, with [DeadlinePassed].
  */
 internal data class Work(
     val plan: Plan,
