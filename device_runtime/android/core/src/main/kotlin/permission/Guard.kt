@@ -133,9 +133,10 @@ internal class Guard(private val platform: Platform, private val place: Place, p
     /**
      * Check schema, limits and collection before reading examples and fetching graphs. This starts the timer.
      *
-     * examples: their number. others: bytes of vectors that are kept for other tasks. Throws [PlanRefused].
+     * given, checkpoint: the plan and the parameters as they are fetched. examples: their number. others: bytes of vectors that are kept
+     * for other tasks. Throws [PlanRefused].
      */
-    fun checkPlan(given: Assignment, plan: Plan, examples: Int, others: Long) {
+    fun checkPlan(given: BlobRef, checkpoint: BlobRef, plan: Plan, examples: Int, others: Long = 0) {
         val received = plan.broadcast.find { it.name == "params" }?.size
         if (received != plan.parameters) {
             throw PlanRefused("the plan's schema has ${plan.parameters} parameters, its broadcast $received")
@@ -146,8 +147,8 @@ internal class Guard(private val platform: Platform, private val place: Place, p
         val visited = plan.passes.sumOf { it.loop.batchSize.toLong() * stepCount(it.loop, examples) }
         atMost("plan.parameters", vectors.max().toLong(), policy.plan.parameters)
         atMost("plan.graph_bytes", kept, policy.plan.graphBytes)
-        atMost("plan.memory_bytes", given.plan.size + given.checkpoint.size + kept + report + batchBytes(plan), policy.plan.memoryBytes)
-        checkBytes(kept + given.checkpoint.size + uploadBytes(plan.report))
+        atMost("plan.memory_bytes", given.size + checkpoint.size + kept + report + batchBytes(plan), policy.plan.memoryBytes)
+        checkBytes(kept + checkpoint.size + uploadBytes(plan.report))
         atMost("plan.batch_examples", visited, policy.plan.batchExamples)
         if (plan.kept.isNotEmpty()) atMost("state_bytes", others + FLOAT_BYTES * plan.kept.sumOf { it.size }, policy.stateBytes)
         checkCollection(plan.examples.collection)

@@ -43,7 +43,11 @@ private class Due(val at: Double, val withinS: Double) {
  * That time is stored and honoured after a restart. While the device's own rules do not hold, they are checked every minute;
  * [tell] is called once for each reason. Throws [dev.muster.device.StateDamaged] if nothing can be stored.
  */
-public fun runForever(platform: Platform, config: SessionConfig, tell: (Outcome) -> Unit) {
+public fun runForever(platform: Platform, config: SessionConfig, tell: (Outcome) -> Unit): Unit =
+    sessionsForever(platform, config, { runSession(platform, config) }, tell)
+
+/** The same, where `run` runs a session. */
+internal fun sessionsForever(platform: Platform, config: SessionConfig, run: () -> Outcome, tell: (Outcome) -> Unit) {
     var due = keptDue(platform, config)
     var told = ""
     while (!config.stop.isSet) {
@@ -53,7 +57,7 @@ public fun runForever(platform: Platform, config: SessionConfig, tell: (Outcome)
             platform.sleep(min(leftS, LONGEST_NAP_S), config.stop)
             continue
         }
-        val outcome = runSession(platform, config)
+        val outcome = run()
         due = drawn(platform, config, outcome)
         val ended = "${outcome.outcome} ${outcome.reason} ${outcome.detail}"
         if (outcome.outcome != "not-now" || ended != told) tell(outcome)
@@ -62,10 +66,14 @@ public fun runForever(platform: Platform, config: SessionConfig, tell: (Outcome)
 }
 
 /** Run one session, if the stored time to return has come; null if it has not. Throws as [runForever]. */
-public fun runIfDue(platform: Platform, config: SessionConfig): Outcome? {
+public fun runIfDue(platform: Platform, config: SessionConfig): Outcome? =
+    sessionIfDue(platform, config) { runSession(platform, config) }
+
+/** The same, where `run` runs a session. */
+internal fun sessionIfDue(platform: Platform, config: SessionConfig, run: () -> Outcome): Outcome? {
     val due = keptDue(platform, config)
     if (due != null && due.at > platform.now()) return null
-    return runSession(platform, config).also { drawn(platform, config, it) }
+    return run().also { drawn(platform, config, it) }
 }
 
 private fun rowOf(config: SessionConfig) = "due:${config.coordinator}:${config.population}"

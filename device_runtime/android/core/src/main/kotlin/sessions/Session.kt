@@ -82,6 +82,9 @@ public class SessionConfig @JvmOverloads constructor(
     public val stop: Stop = Stop(),
 ) {
     internal val place = Place(coordinator, population, policy)
+
+    /** The same, which another request stops. */
+    internal fun stoppedBy(stop: Stop) = SessionConfig(coordinator, population, policy, waitS, stop)
 }
 
 /** Run one session, on this thread. Errors are in the outcome, and the coordinator is told if it was waiting. */
@@ -209,7 +212,7 @@ private class Session(private val platform: Platform, private val config: Sessio
         val count = platform.examples.counts()[plan.examples.collection] ?: 0
         guard.checkCache(toCache(given, plan))
         val kept = if (plan.kept.isEmpty()) null else vectors.of(given, plan)
-        guard.checkPlan(given, plan, count, if (plan.kept.isEmpty()) 0 else vectors.bytesBesides(given.task))
+        guard.checkPlan(given.plan, given.checkpoint, plan, count, if (plan.kept.isEmpty()) 0 else vectors.bytesBesides(given.task))
         if (given.secagg != null) secure(assigned.due).check(given, plan.report)
         val result = work(given, plan, assigned.due, kept)
         outcome = outcome.copy(examples = result.examples, steps = result.steps)

@@ -193,7 +193,7 @@ internal class TreeHead(val size: Long, val root: String) {
 
 private fun checkVersion(json: Json) {
     val version = json["version"]
-    if (version.count() != VERSION) version.wrong("version $VERSION, which this side knows, not ${version.value}")
+    if (version.count() != VERSION) version.wrong("version $VERSION, which this side knows, not version ${version.value}")
 }
 
 /** A public key of Ed25519, 32 bytes, from its text. */
