@@ -5,6 +5,7 @@ import com.sun.management.OperatingSystemMXBean
 import dev.muster.device.Attester
 import dev.muster.device.Conditions
 import dev.muster.device.ExampleSource
+import dev.muster.device.FileBlobs
 import dev.muster.device.Platform
 import dev.muster.device.SigningKey
 import dev.muster.device.keptSigningKey

@@ -30,7 +30,6 @@ import dev.muster.device.plans.BlobRef
 import dev.muster.device.plans.encodeVector
 import dev.muster.device.plans.isBlob
 import dev.muster.device.plans.keptRefs
-import dev.muster.device.plans.parameterCount
 import dev.muster.device.protocol.Transport
 import dev.muster.device.protocol.Visit
 import dev.muster.device.sessions.SessionConfig
@@ -284,7 +283,7 @@ public class Model internal constructor(
         keeper.fetch(KeptVersion(signed, listOf(release.plan) + recipe.blobs.values + training))
         val fetched = recipe.blobs.values.associateWith(visit::blob)
         return counted(release) {
-            val own = keeper.personal(signed, parameterCount(recipe.plan))
+            val own = keeper.personal(signed, recipe.plan.parameters)
             val version = Version.load(release, recipe, parts(recipe, own, fetched::getValue))
             val isDropped = tryOut(version, keeper::take)
             if (isDropped) noteDropped("version ${release.number} was taken")
@@ -316,7 +315,7 @@ public class Model internal constructor(
     private fun kept(current: KeptVersion): Opened {
         val release = signedRelease(place.policy, current.signed)
         val recipe = recipeOf(release, ::mine)
-        val own = keeper.personal(current.signed, parameterCount(recipe.plan))
+        val own = keeper.personal(current.signed, recipe.plan.parameters)
         return Opened(current.signed, Version.load(release, recipe, parts(recipe, own)), own != null)
     }
 

@@ -26,7 +26,6 @@ import dev.muster.device.plans.frozenOf
 import dev.muster.device.plans.letGoOf
 import dev.muster.device.plans.loopGraph
 import dev.muster.device.plans.only
-import dev.muster.device.plans.parameterCount
 import dev.muster.device.plans.places
 import dev.muster.device.plans.runGraphs
 import dev.muster.device.plans.sweep
@@ -103,7 +102,7 @@ internal fun trained(release: ModelRelease, plan: Plan, means: Means): Measured 
     val all = tokenized(plan, source.load(plan.examples.collection), means.mine, means.keepGoing).examples
     checkExamples(plan, all)
     val (train, leftOut) = divided(plan, all)
-    val released = decodeVectors(means.mine(release.parameters), listOf(VectorSpec(PARAMS, parameterCount(plan))))
+    val released = decodeVectors(means.mine(release.parameters), listOf(VectorSpec(PARAMS, plan.parameters)))
     val frozen = frozenOf(plan, means.mine)
     return withGraphs(refs, visit::blob) { graphs ->
         means.keep(refs.values)
@@ -128,7 +127,7 @@ private fun localPass(plan: Plan): Int {
                 "plans with one trip become personal",
         )
     }
-    val index = plan.passes.indexOfFirst { VectorSpec(PARAMS, parameterCount(plan)) in it.carry }
+    val index = plan.passes.indexOfFirst { VectorSpec(PARAMS, plan.parameters) in it.carry }
     if (index < 0) {
         throw PlanRefused("no pass of plan ${plan.name} makes a local model: none of ${plan.passes.map { it.name }} carries $PARAMS")
     }

@@ -21,7 +21,6 @@ import dev.muster.device.plans.decodeFrozen
 import dev.muster.device.plans.decodePlan
 import dev.muster.device.plans.flatTensor
 import dev.muster.device.plans.letGoOf
-import dev.muster.device.plans.parameterCount
 import dev.muster.device.plans.prefixed
 import dev.muster.device.texts.Tokenizer
 import dev.muster.device.texts.Work
@@ -227,7 +226,7 @@ internal class Version private constructor(
         /** The version of a release. Throws [ModelRefused] or [PlanRefused] when its parts do not fit, and as `get`. */
         fun load(release: ModelRelease, recipe: Recipe, get: (BlobRef) -> ByteArray): Version {
             val part = { kind: String -> get(recipe.blobs.getValue(kind)) }
-            val params = listOf(FrozenVector("params", parameterCount(recipe.plan), DType.FLOAT32))
+            val params = listOf(FrozenVector("params", recipe.plan.parameters, DType.FLOAT32))
             val vectors = vectorsOf(part("parameters"), params, "parameters").toMutableMap()
             recipe.plan.frozen?.let { vectors += prefixed("frozen", vectorsOf(part("frozen"), it.vectors, "frozen")) }
             val tokenizers =

@@ -356,9 +356,6 @@ internal fun runGraphs(plan: Plan): Map<String, BlobRef> =
 internal fun keptRefs(plan: Plan): List<BlobRef> =
     plan.graphs[FORMAT].orEmpty().values + listOfNotNull(plan.frozen?.blob) + plan.examples.fields.mapNotNull { it.tokenizer?.blob }
 
-/** The number of parameters of a plan's model. */
-internal fun parameterCount(plan: Plan): Int = plan.parameters
-
 /** The bytes of a plan's largest batch, with its mask and noise, or of the calls of many steps that are held. */
 internal fun batchBytes(plan: Plan): Long {
     val batch = exampleBytes(plan) * (plan.passes.maxOfOrNull { it.loop.batchSize } ?: 0)

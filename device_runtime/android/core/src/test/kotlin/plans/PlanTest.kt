@@ -39,7 +39,7 @@ class PlanTest {
     fun `a plan runs its trips in turn`() {
         for (round in given["layout_hash"].members().keys.map(String::toInt)) {
             val plan = plan(written, round)
-            assertEquals(given["parameters"].size(), parameterCount(plan))
+            assertEquals(given["parameters"].size(), plan.parameters)
             assertEquals(if (round % 2 == 1) 2 else 1, plan.passes.size)
             assertEquals(2, plan.trips)
         }
