@@ -211,7 +211,7 @@ internal class Enrolments(private val platform: Platform, private val place: Pla
         checkHttps(place.policy, "the authority", url)
         val about = sha256(utf8(key.text))
         val issued =
-            Transport(platform, url).credential(Signer(key.text, key)) { created ->
+            Transport(platform, url, transport.stopping).credential(Signer(key.text, key)) { created ->
                 mapOf(
                     "attestation" to attestation(created),
                     "secagg" to base64(secagg.publicKey),

@@ -70,7 +70,7 @@ internal interface Caller {
  * wrong, its time is used for signatures from then on. Once `stopping`, running calls are cut, later ones have [LEAVING_S], and
  * none is repeated. Every method throws [Unreachable], [Refused] or [BadAnswer].
  */
-internal class Transport(private val platform: Platform, private val base: HttpUrl, private val stopping: Stop = Stop()) {
+internal class Transport(private val platform: Platform, private val base: HttpUrl, val stopping: Stop = Stop()) {
     var caller: Caller? = null
     val moved = BytesMoved()
 
@@ -179,7 +179,7 @@ internal class Transport(private val platform: Platform, private val base: HttpU
             again {
                 val created = now()
                 val body = utf8(Json.write(mapOf("version" to WIRE_VERSION) + message(created)))
-                send(platform, base, Call("POST", path, body, JSON_TYPE), newcomer, created, moved)
+                send(platform, base, Call("POST", path, body, JSON_TYPE, cancelled = stopping), newcomer, created, moved)
             }
         return read(path, answer, of)
     }
