@@ -4,6 +4,8 @@
  * `{"load": FOLDER}` reads the work in a folder, and `{"train": null}` trains on it, with graphs that are loaded afresh: it answers
  * the CPU seconds of this process from the first step to the report, and digests of the weighed report and of what the device
  * keeps. The files are those of `device_runtime/js/bench/blocks.ts`, and `kept.safetensors` where a device has kept vectors.
+ *
+ * `{"secure": FOLDER, "times": N}` takes part in a recorded secure session so many times, and answers the CPU seconds of all.
  */
 package dev.muster.device.jvm
 
@@ -53,6 +55,13 @@ private fun train(folder: File, work: Work): Map<String, Any> {
     return mapOf("cpu_s" to spent, "steps" to result.steps, "report" to hex(sha256(report)), "kept" to kept)
 }
 
+private fun secure(folder: File, times: Int): Map<String, Any> {
+    val block = SecureBlock(folder)
+    val before = machine.processCpuTime
+    repeat(times) { block.replay() }
+    return mapOf("cpu_s" to (machine.processCpuTime - before) / 1e9)
+}
+
 /** Answer requests until there are no more. */
 public fun main() {
     var folder = File("")
@@ -64,7 +73,12 @@ public fun main() {
             folder = File(load.text())
             work = workIn(folder)
         }
-        val answer = if ("train" in asked.members()) train(folder, work) else mapOf("engine" to engineName())
+        val answer =
+            when {
+                "secure" in asked.members() -> secure(File(asked["secure"].text()), asked["times"].size())
+                "train" in asked.members() -> train(folder, work)
+                else -> mapOf("engine" to engineName())
+            }
         println(Json.write(answer))
     }
 }
