@@ -112,7 +112,7 @@ internal data class ClientState(
         fun decode(data: ByteArray): ClientState {
             val reader = Reader(data, "the kept state")
             val (format, number) = reader.u8() to reader.u8()
-            val stage = Stage.values().getOrNull(number)
+            val stage = Stage.entries.getOrNull(number)
             if (format != FORMAT.toInt() || stage == null) {
                 throw Malformed("the kept state is damaged, or of another version: the session is lost, and nothing else")
             }
