@@ -99,7 +99,8 @@ class MaskingTest {
     @Test
     fun `every kind of codec is hashed as Python writes it, and texts too`() {
         val codecs =
-            """{"codec":"count_sketch","rows":2,"columns":3},{"codec":"low_rank","rank":1,"matrices":[[2,3]]},{"codec":"subsample","kept":2}"""
+            """{"codec":"count_sketch","rows":2,"columns":3},""" +
+                """{"codec":"low_rank","rank":1,"matrices":[[2,3]]},{"codec":"subsample","kept":2}"""
         val names = """"labels":["\"\\\b\f\n\r\t\u0001/ é😀"]"""
         val text =
             """{"segments":[{"name":"a","size":6,"reduction":"mean","labels":[],"codecs":[$codecs]},""" +
