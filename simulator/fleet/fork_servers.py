@@ -193,7 +193,7 @@ def java_command(*words: str) -> list[str]:
         raise FleetError("devices on the JVM need Java 17 or newer, and there is none on the PATH")
     if not JVM_PROGRAM.exists():
         raise FleetError(f"devices on the JVM need {JVM_PROGRAM}: `make android` in a checkout of Muster builds it")
-    return [java, "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-jar", str(JVM_PROGRAM), *words]
+    return [java, "-XX:+UseSerialGC", "-jar", str(JVM_PROGRAM), *words]
 
 
 _ENDED = decoder(Ended)
