@@ -17,7 +17,7 @@ ANDROID := device_runtime/android
 NODE_IS_NEW := node $(JS)/node-is-new.cjs 2>/dev/null
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-all js android page docs check format migration notebooks lock sbom clean
+.PHONY: help install demo test test-all js android apk page docs check format migration notebooks lock sbom clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
@@ -41,6 +41,10 @@ android: $(INSTALLED) ## build and test the device runtime in Kotlin, with Java 
 	@$(ANDROID)/needs java mvn aapt
 	mvn -q -f $(ANDROID) package
 	$(BIN)/python -m tests.conformance --device jvm
+
+apk: android ## make a signed debug APK of the sample app, with Debian's aapt, zipalign and apksigner too
+	@$(ANDROID)/needs zipalign apksigner keytool unzip
+	$(ANDROID)/app/package
 
 page: $(JS)/node_modules/.package-lock.json ## build the web page by which browsers take part, in device_runtime/js/dist/page
 	cd $(JS) && npm run --silent page

@@ -1,0 +1,203 @@
+package dev.muster.sample
+
+import android.app.Activity
+import android.app.AlertDialog
+import android.content.Intent
+import android.os.Bundle
+import android.text.format.DateUtils
+import android.view.Gravity
+import android.view.View
+import android.view.ViewGroup.LayoutParams.MATCH_PARENT
+import android.view.ViewGroup.LayoutParams.WRAP_CONTENT
+import android.widget.Button
+import android.widget.LinearLayout
+import android.widget.ScrollView
+import android.widget.Switch
+import android.widget.TextView
+import dev.muster.device.DeviceException
+import dev.muster.device.NoModel
+import dev.muster.device.kept.Outcome
+import dev.muster.device.models.Model
+import java.util.concurrent.Executors
+import kotlin.math.roundToInt
+
+private const val SCHEDULED = "scheduled"
+private const val PERSONALISED = "personalised"
+private const val PADDING_DP = 16
+
+/** Draw a digit, keep it, train, and read. Whatever may wait runs on a thread of its own. */
+class MainActivity : Activity() {
+    private val sample get() = application as SampleApplication
+    private val work = Executors.newSingleThreadExecutor()
+    private var model: Model? = null
+    private lateinit var pad: PadView
+    private lateinit var said: TextView
+    private lateinit var facts: TextView
+    private lateinit var train: Button
+
+    override fun onCreate(state: Bundle?) {
+        super.onCreate(state)
+        pad = PadView(this)
+        said = text("").apply { accessibilityLiveRegion = View.ACCESSIBILITY_LIVE_REGION_POLITE }
+        facts = text("")
+        train = button(R.string.train, ::train)
+        val column = LinearLayout(this).apply { orientation = LinearLayout.VERTICAL }
+        val padding = dp(PADDING_DP)
+        column.setPadding(padding, padding, padding, padding)
+        if (!sample.hasEngine) column.addView(text(getString(R.string.no_engine)))
+        column.addView(pad, LinearLayout.LayoutParams(MATCH_PARENT, WRAP_CONTENT).apply { gravity = Gravity.CENTER_HORIZONTAL })
+        column.addView(row(button(R.string.clear) { pad.wipe() }, button(R.string.read, ::read)))
+        column.addView(said)
+        column.addView(text(getString(R.string.keep)))
+        for (digits in listOf(0..4, 5..9)) column.addView(row(*digits.map(::label).toTypedArray()))
+        column.addView(facts)
+        column.addView(train)
+        column.addView(nightSwitch())
+        column.addView(row(button(R.string.journal, ::openJournal), button(R.string.forget, ::askToForget)))
+        val scroll = ScrollView(this).apply { addView(column) }
+        scroll.fitsSystemWindows = true // Android 15 draws apps below the system's bars
+        setContentView(scroll)
+        show()
+    }
+
+    override fun onDestroy() {
+        super.onDestroy()
+        work.shutdown()
+    }
+
+    /** Do work that may wait, and then something on the screen. Errors are said there. */
+    private fun <T> doing(work: () -> T, then: (T) -> Unit) {
+        this.work.execute {
+            try {
+                val found = work()
+                runOnUiThread { then(found) }
+            } catch (error: DeviceException) {
+                runOnUiThread { say(error.message ?: error.reason) }
+            }
+        }
+    }
+
+    private fun say(words: String) {
+        said.text = words
+    }
+
+    /** What is kept, the last session, and the model's version. */
+    private fun show() {
+        doing({ Triple(sample.muster.examples.counts()[COLLECTION] ?: 0, lastSession(), model().version) }) { (count, session, version) ->
+            val lines =
+                listOfNotNull(
+                    resources.getQuantityString(R.plurals.kept, count, count),
+                    session,
+                    version?.let { getString(R.string.version, it) },
+                )
+            facts.text = lines.joinToString("\n")
+        }
+    }
+
+    private fun lastSession(): String {
+        val last = sample.muster.journal().lastOrNull { it["outcome"] != PERSONALISED } ?: return getString(R.string.no_session)
+        val at = ((last["at"] as Number).toDouble() * 1000).toLong()
+        val ago = DateUtils.getRelativeTimeSpanString(at, System.currentTimeMillis(), DateUtils.MINUTE_IN_MILLIS)
+        return getString(R.string.session, ago, ended(last["outcome"].toString(), "${last["reason"]} ${last["detail"]}", last["examples"]))
+    }
+
+    private fun ended(outcome: String, why: String, examples: Any?): String =
+        when (outcome) {
+            "reported" -> getString(R.string.reported, (examples as Number).toInt())
+            "rejected", "not-needed", "not-now" -> getString(R.string.no_work, why.trim())
+            else -> getString(R.string.failed, why.trim())
+        }
+
+    private fun keep(digit: Int) {
+        if (pad.isEmpty) return say(getString(R.string.empty))
+        val example = mapOf("x" to pad.drawn, "y" to digit)
+        pad.wipe()
+        doing({ sample.muster.examples.append(COLLECTION, example) }) { show() }
+    }
+
+    private fun read() {
+        if (pad.isEmpty) return say(getString(R.string.empty))
+        val drawn = pad.drawn
+        doing({ likeliest(drawn) }) { (digit, percent) -> say(getString(R.string.looks_like, digit, percent)) }
+    }
+
+    /** The digit that the model reads, and how sure it is, in percent. Throws NoModel before the first release. */
+    private fun likeliest(drawn: FloatArray): Pair<Int, Int> {
+        try {
+            val output = model().predict(mapOf("x" to drawn)).run { floats(names.first()) }
+            val most = output.max()
+            val shares = output.map { Math.exp((it - most).toDouble()) }
+            val digit = output.indices.maxBy { output[it] }
+            return digit to (100 * shares[digit] / shares.sum()).roundToInt()
+        } catch (_: NoModel) {
+            throw NoModel(getString(R.string.no_model))
+        }
+    }
+
+    private fun model(): Model = model ?: sample.muster.model(getString(R.string.model)).also { model = it }
+
+    private fun train() {
+        train.isEnabled = false
+        train.setText(R.string.training)
+        sample.muster.sessionAsync().whenComplete { outcome: Outcome?, error ->
+            runOnUiThread {
+                train.isEnabled = true
+                train.setText(R.string.train)
+                say(error?.message ?: ended(outcome!!.outcome, "${outcome.reason} ${outcome.detail}", outcome.examples))
+                show()
+            }
+        }
+    }
+
+    private fun nightSwitch(): Switch {
+        val kept = getPreferences(MODE_PRIVATE)
+        return Switch(this).apply {
+            setText(R.string.at_night)
+            isChecked = kept.getBoolean(SCHEDULED, false)
+            setOnCheckedChangeListener { _, isOn ->
+                kept.edit().putBoolean(SCHEDULED, isOn).apply()
+                if (isOn) sample.muster.schedule() else sample.muster.unschedule()
+            }
+        }
+    }
+
+    private fun openJournal() = startActivity(Intent(this, JournalActivity::class.java))
+
+    private fun askToForget() {
+        AlertDialog.Builder(this)
+            .setMessage(R.string.forget_sure)
+            .setPositiveButton(R.string.forget) { _, _ -> forget() }
+            .setNegativeButton(R.string.cancel, null)
+            .show()
+    }
+
+    private fun forget() {
+        model = null
+        doing({ sample.forget() }) {
+            say(getString(R.string.forgotten))
+            show()
+        }
+    }
+
+    private fun label(digit: Int) =
+        button(digit.toString()) { keep(digit) }.apply { contentDescription = getString(R.string.keep_as, digit) }
+
+    private fun button(words: Int, action: () -> Unit) = button(getString(words), action)
+
+    private fun button(words: String, action: () -> Unit) =
+        Button(this).apply {
+            text = words
+            setOnClickListener { action() }
+        }
+
+    private fun text(words: String) =
+        TextView(this).apply {
+            text = words
+            setPadding(0, dp(PADDING_DP / 2), 0, dp(PADDING_DP / 2))
+        }
+
+    private fun row(vararg views: View) =
+        LinearLayout(this).apply { for (view in views) addView(view, LinearLayout.LayoutParams(0, WRAP_CONTENT, 1f)) }
+
+    private fun dp(size: Int) = (size * resources.displayMetrics.density).toInt()
+}

@@ -1,0 +1,49 @@
+/** The sample: digits that are drawn here, kept here, trained on here, and read with the model that all devices made. */
+package dev.muster.sample
+
+import ai.onnxruntime.OrtEnvironment
+import android.app.Application
+import dev.muster.device.DType
+import dev.muster.device.android.ExampleField
+import dev.muster.device.android.Muster
+import dev.muster.device.android.MusterProvider
+import dev.muster.device.android.Retention
+
+internal const val COLLECTION = "default"
+private const val MONTH_S = 30 * 86_400.0
+private const val MOST = 1000
+
+/** One device for each process of this app. */
+class SampleApplication :
+    Application(),
+    MusterProvider {
+    private var opened: Muster? = null
+
+    @get:Synchronized
+    override val muster: Muster
+        get() = opened ?: open().also { opened = it }
+
+    private fun open(): Muster {
+        val muster = Muster.builder(this).coordinator(getString(R.string.coordinator), getString(R.string.population)).build()
+        val fields = listOf(ExampleField("x", DType.FLOAT32, listOf(1, SIDE, SIDE)), ExampleField("y", DType.INT64, emptyList(), 10))
+        muster.examples.declare(COLLECTION, fields, Retention(MONTH_S, MOST))
+        return muster
+    }
+
+    /** Delete all, and begin anew as another device at the next use. */
+    @Synchronized
+    fun forget() {
+        muster.eraseEverything()
+        opened = null
+    }
+
+    /** Whether this build can run graphs on this phone. */
+    val hasEngine: Boolean by lazy {
+        try {
+            OrtEnvironment.getEnvironment()
+            true
+        } catch (_: LinkageError) {
+            false
+        }
+    }
+}
