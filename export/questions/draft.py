@@ -24,8 +24,6 @@ from fedcore.questions.question import WORD, Block, Call, Cell, Column, Key, Num
 from fedcore.schedule import MOST_BITS
 from fedcore.validation import offered
 
-# Fields as what built-in questions make of them: numbers within bounds, units of the middle of a range, and bins.
-#
 # Shapes: B rows, E elements of a field in a row, G groups.
 
 Fields = Mapping[str, Tensor]

@@ -297,6 +297,8 @@ def _grouped(source: Source, tree: exp.Select) -> tuple[exp.Expr, ...]:
     group = tree.args.get("group")
     if group is None:
         return ()
+    if not group.expressions:
+        raise source.refusal(len(source.text.rstrip()), "GROUP BY names no key")
     for name, clause in group.args.items():
         if clause and name != "expressions":
             raise source.refusal(group, f"devices do not answer GROUP BY {name.replace('_', ' ').upper()}")

@@ -15,7 +15,7 @@ from export.questions.asked import CompiledQuestion
 from export.questions.columns import Columns
 from export.questions.draft import Terms
 from export.questions.expressions import Expression, GroupKey, Groups, group_key
-from export.questions.parsing import DIALECT, Clauses, parse
+from export.questions.parsing import DIALECT, Clauses, Source, parse
 from export.questions.scalars import Scalars
 from export.questions.sums import Sums
 from export.questions.terms import CONSTANT, DEVICES, OFFERED, Reader, Term
@@ -39,7 +39,10 @@ def compile_sql(
     """
     if not fields:
         raise QuestionError("the examples have no fields, so there is nothing to ask")
-    return _Query(parse(text), fields).asked(minimum_devices, private, secure)
+    try:
+        return _Query(parse(text), fields).asked(minimum_devices, private, secure)
+    except (RecursionError, ValueError) as error:  # of what nests too deeply, and of 1e, which is no number
+        raise Source(text).refusal(0, f"this query cannot be read: {error}") from error
 
 
 class _Query:

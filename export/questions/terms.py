@@ -127,6 +127,8 @@ class Reader:
             return self._call(_AGGREGATES[kind], node, node.this)
         if kind in _CALLS:
             function, *names = _CALLS[kind]
+            if any(node.args.get(name) is None for name in names):
+                raise self._source.refusal(node, f"{self._source.word(node)} takes {len(names)} arguments")
             return self._call(function, node, *(node.args[name] for name in names))
         if kind in _READ:
             return _READ[kind](self, node)

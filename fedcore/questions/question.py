@@ -29,8 +29,6 @@ from fedcore.errors import QuestionError
 from fedcore.questions.functions import FUNCTIONS
 from fedcore.validation import decoded, decoder, offered
 
-# A tree of prefixes as numbers: how values are cut into digits, and where candidates and found values stand.
-#
 # A value is `letters` letters of `bits` bits, or one whole number of so many. Its bits, the first ones first, are cut
 # into digits. The first digit is known of every candidate from the start: there is one for each of its values. A round
 # extends candidates by one digit more, of `step_bits` bits at most.

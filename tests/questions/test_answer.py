@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
+from export.questions.sql import compile_sql
 from fedcore.errors import QuestionError
 from fedcore.plan import IGNORED, BlobRef, Field, Tokenizer
 from fedcore.questions.answer import Answer, answer, check_columns
@@ -143,23 +144,16 @@ def test_errors_hold_a_truth_that_noise_exceeds(value, truth, sums, norms):
 )
 def test_errors_hold_truths_that_are_shown_because_noise_lifted_them(truth, order, limit):
     """Over the threshold, or to the first rows. What noise does not move has no error, and no one of 0."""
-    asked = Question(
-        text="SELECT y + 1, COUNT(DISTINCT DEVICE), COUNT(*) FROM examples GROUP BY y",
-        rows=(Rows("n", len(truth)),),
-        blocks=(Block("v", "n", "any", 0, 1), Block("n", "n", norm=5)),
-        keys=(Key("y", tuple(range(len(truth)))),),
-        columns=(
-            *(Column("y", Call("+", (Group(0), Number(1)))), Column("d", Cell("v")), Column("n", Cell("n"))),
-            Column("always", Call(">", (Cell("n"), Number(-1e6)))),
-        ),
-        voters="v",
-        **{"private": True, "minimum_devices": 20, "order": order, "limit": limit},
-    )
+    text = "SELECT y + 1, COUNT(DISTINCT DEVICE), COUNT(*), COUNT(*) > -1000000 FROM examples GROUP BY y MAX 25 ROWS"
+    field = Field("y", "int32", (), len(truth))
+    asked = compile_sql(f"{text} PER DEVICE", [field], private=True).question
+    asked = replace(asked, order=order, limit=limit)
     source, within = np.random.default_rng(1), []
     for _ in range(40):
-        counts = np.array([truth, [3 * count for count in truth]]) + source.normal(0, [[8], [40]], (2, len(truth)))
+        norms = np.array([[block.norm] for block in asked.blocks])
+        counts = np.array([truth, [3 * count for count in truth]]) + 1.6 * norms * source.normal(size=(2, len(truth)))
         total = np.array([500, *counts.ravel()])
-        found = answer(asked, np.concatenate([total, 0 * total]).astype(np.float32), 8.0)
+        found = answer(asked, np.concatenate([total, 0 * total]).astype(np.float32), 1.6)
         for (place, devices, rows, _), (none, *errors, never) in zip(found.rows, found.errors, strict=True):
             assert none is never is None
             apart = devices - truth[place - 1], rows - 3 * truth[place - 1]

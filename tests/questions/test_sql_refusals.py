@@ -78,6 +78,7 @@ REFUSED = [
     (f"SELECT SUM(wide) {FROM}", "wide is int32 of unknown range", 12),
     (f"SELECT SUM(huge) {FROM}", "this may reach 1,152,921,504,606,846,976", None),
     # Keys.
+    (f"SELECT COUNT(*) {FROM} GROUP BY", "GROUP BY names no key", 39),
     (f"SELECT x, COUNT(*) {FROM} GROUP BY x", "a number that is not whole has as many groups", 43),
     (f"SELECT z, COUNT(*) {FROM} GROUP BY z", "GROUP BY has 1,000,000,000 groups here", 43),
     (f"SELECT y, COUNT(*) {FROM} GROUP BY y, z % 1000", "10,000 groups take 10,000 numbers", 43),
@@ -103,6 +104,8 @@ REFUSED = [
     (f"SELECT CLIP(COUNT(*), 9, 1) {FROM}", "CLIP takes two constants, the lower one first", 8),
     (f"SELECT 1 + CLIP(SUM(y), NULL, 9) {FROM}", "CLIP takes two constants, the lower one first", 12),
     (f"SELECT CLIP(SUM(y), 0, COUNT(*)) {FROM}", "an aggregate in the bounds of CLIP", 24),
+    (f"SELECT SUM(WIDTH_BUCKET(x)) {FROM}", "WIDTH_BUCKET takes 4 arguments", 12),
+    (f"SELECT SUM(1e) {FROM}", "this query cannot be read: could not convert string to float: '1e'", None),
     (f"SELECT SUM(CLIP(x, 1)) {FROM}", "CLIP takes 3 arguments, not 2", 12),
     (f"SELECT SUM(WIDTH_BUCKET(x, 1, 0, 3)) {FROM}", "WIDTH_BUCKET takes a number, two constants", 12),
     (f"SELECT SUM(WIDTH_BUCKET(x, 0, 1, 0)) {FROM}", "WIDTH_BUCKET makes 1 to 8,192 parts", 12),
@@ -160,6 +163,11 @@ def test_a_query_outside_the_subset_is_refused_by_name(text, message, column):
     if column is not None:
         assert f"(line 1, column {column})" in first
         assert len(caret) - 2 == column
+
+
+def test_a_query_that_nests_too_deeply_is_refused():
+    with pytest.raises(QueryError, match="this query cannot be read: maximum recursion depth"):
+        compile_sql(f"SELECT SUM({'(' * 999}x{')' * 999}) {FROM}", REFUSED_FIELDS)
 
 
 def test_the_place_is_found_in_a_text_of_several_lines():
