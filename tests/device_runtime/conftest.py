@@ -1,3 +1,5 @@
+import functools
+
 import numpy as np
 import pytest
 
@@ -8,6 +10,7 @@ from device_runtime.trainer import InProcess
 from simulator import datasets
 from tests.device_runtime import linear
 from tests.device_runtime.coordinator import serving
+from tests.device_runtime.opened import ELSEWHERE
 from tests.device_runtime.process import World, muster
 from tests.device_runtime.proxy import road_to
 
@@ -60,3 +63,9 @@ def world(tmp_path, coordinators, plans, silence_s):
     np.savez(tmp_path / "mine.npz", **datasets.load("digits").shard(0))
     with coordinators.local(tmp_path, silence_s=silence_s) as local, road_to(local.url) as road:
         yield World(tmp_path, plans, road, ["--db", local.database, "--blobs", local.blobs])
+
+
+@pytest.fixture(params=ELSEWHERE, ids=lambda runtime: runtime.runtime)
+def elsewhere(request, coordinator, tmp_path):
+    """Opens the device's model in another language than Python."""
+    return functools.partial(request.param, tmp_path, coordinator.url)

@@ -1,4 +1,4 @@
-"""A device with one open model, in Python and in TypeScript, under the same orders."""
+"""A device with one open model, in Python, TypeScript and Kotlin, under the same orders."""
 
 import atexit
 import functools
@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
 
 import numpy as np
+import pytest
 from msgspec import structs
 
 from device_runtime.backends import open_backend
@@ -18,6 +19,7 @@ from device_runtime.state.folder import only_session
 from device_runtime.state.records import read_journal
 from device_runtime.trainer import InProcess
 from fedcore.validation import build
+from tests.device_runtime.kotlin import kotlin_command
 from tests.device_runtime.node import command
 from tests.device_runtime.released import KEY, NAME, ROWS
 
@@ -25,7 +27,7 @@ X = {"x": ROWS}
 
 
 class Opened:
-    """What both runtimes answer. Each answer has the model's version and the journal after the order."""
+    """What all runtimes answer. Each answer has the model's version and the journal after the order."""
 
     def __enter__(self):
         return self
@@ -113,15 +115,16 @@ class InPython(Opened):
         return {"answers": list(set(self._calm()["first"])), "calls": len(self._calls), "swaps": swaps}
 
 
-def process(*more):
-    """A process of Node that opens devices, one after the other."""
-    return subprocess.Popen(command("tests/models.ts", *more), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+def process(runtime, *more):
+    """A process of Node, or of Java, that opens devices, one after the other."""
+    words = command("tests/models.ts", *more) if runtime == "node" else kotlin_command("ModelsKt", *more)
+    return subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
 
 @functools.cache
-def shared():
+def shared(runtime):
     """The process that tests take in turn: to start one for each device takes a third of a second of CPU."""
-    running = process()
+    running = process(runtime)
     atexit.register(running.communicate)
     return running
 
@@ -133,9 +136,9 @@ class InNode(Opened):
 
     def __init__(self, folder, url, *more, **policy):
         self.state, self._is_alone = folder / self.runtime, bool(more)
-        if not more and shared.cache_info().currsize and shared().poll() is not None:
+        if not more and shared.cache_info().currsize and shared(self.runtime).poll() is not None:
             shared.cache_clear()
-        self.process = process(*more) if more else shared()
+        self.process = process(self.runtime, *more) if more else shared(self.runtime)
         self.ask("open", state=str(self.state), url=url, policy={"signers": [KEY.signer], **policy})
 
     def __exit__(self, *_):
@@ -155,12 +158,19 @@ class InNode(Opened):
         return json.loads(answer) if answer else None
 
 
+class InKotlin(InNode):
+    """Kotlin's, on a desktop's Java. more: the writes of its state before it is killed."""
+
+    runtime = "jvm"
+
+
 def _typed(values):
     """Values as an order has them: their type, and all of them in one list."""
     return (values.dtype.name, values.ravel().tolist()) if isinstance(values, np.ndarray) else ("text", values)
 
 
-RUNTIMES = [InPython, InNode]
+ELSEWHERE = [InNode, pytest.param(InKotlin, marks=pytest.mark.long)]
+RUNTIMES = [InPython, *ELSEWHERE]
 
 
 def remarks(answer):

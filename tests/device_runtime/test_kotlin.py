@@ -10,25 +10,16 @@ import pytest
 from export.model import Model
 from export.models import MODELS, load
 from fedcore.algorithms import create
-from simulator.errors import FleetError
-from simulator.fleet.fork_servers import JVM_PROGRAM, java_command
+from tests.device_runtime.kotlin import kotlin_command
 from tests.device_runtime.local_work import BATCH, LocalWork, drawn
 
-TESTS = JVM_PROGRAM.parent / "test-classes"
 pytestmark = pytest.mark.long
 
 
 @contextmanager
 def blocks():
     """A JVM that does blocks of work (`device_runtime/android/jvm/src/test/kotlin/Blocks.kt`); gives what asks it."""
-    try:
-        program, *options = java_command()
-    except FleetError as error:
-        pytest.skip(str(error))
-    if not TESTS.exists():
-        pytest.skip(f"there is no {TESTS}: `make android` builds it")
-    options = options[: options.index("-jar")]
-    words = [program, *options, "-cp", f"{JVM_PROGRAM}:{TESTS}", "dev.muster.device.jvm.BlocksKt"]
+    words = kotlin_command("BlocksKt")
     process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
     def ask(**what):

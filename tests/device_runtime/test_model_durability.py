@@ -12,7 +12,7 @@ import pytest
 from device_runtime.errors import ModelRefused
 from device_runtime.models.model import Model
 from device_runtime.state.records import read_journal
-from tests.device_runtime.opened import InNode, X
+from tests.device_runtime.opened import X
 from tests.device_runtime.process import until
 from tests.device_runtime.released import NAME, POLICY, ROWS, released
 from tests.forked import DEVICE, forked
@@ -144,16 +144,16 @@ def test_a_trial_that_was_killed_once_is_made_again(owned):
     assert ended(owned)[:2] == (0, ["True", "2"])
 
 
-def test_a_device_killed_at_any_write_has_one_version_or_the_other(coordinator, tmp_path):
+def test_a_device_killed_at_any_write_has_one_version_or_the_other(coordinator, elsewhere):
     released(coordinator, 1)
-    with InNode(tmp_path, coordinator.url) as node:
+    with elsewhere() as node:
         assert node.refresh() == (True, 1)
     found = set()
     for step in range(100):
         released(coordinator, step + 2)
-        with InNode(tmp_path, coordinator.url, step) as node:
+        with elsewhere(step) as node:
             ended = node.ask("refresh") is None
-        with InNode(tmp_path, coordinator.url) as again:
+        with elsewhere() as again:
             version = again.ask("predict", columns=X)["version"]
             assert version in (step + 1, step + 2)
             assert again.answers() == [version] * 3

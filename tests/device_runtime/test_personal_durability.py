@@ -16,7 +16,7 @@ from device_runtime.models.model import Model
 from device_runtime.state.records import read_journal
 from fedcore import checkpoint
 from tests.device_runtime import linear
-from tests.device_runtime.opened import InNode, X
+from tests.device_runtime.opened import X
 from tests.device_runtime.personal import LINE, answers, away, local_steps, owning, taken, trainable
 from tests.device_runtime.released import NAME, POLICY
 from tests.forked import DEVICE, forked
@@ -145,14 +145,14 @@ Sandbox.train = lambda *arguments: os.kill(os.getpid(), signal.SIGKILL)
     assert opened(replace(owned)) == (False, linear.PARAMS.tolist())
 
 
-def test_a_device_in_node_killed_at_any_write_is_released_or_personal(coordinator, owned, tmp_path):
-    with InNode(tmp_path, coordinator.url) as node:
+def test_a_device_elsewhere_killed_at_any_write_is_released_or_personal(owned, elsewhere):
+    with elsewhere() as node:
         node.refresh()
     ended, personal = 0, []
     while ended < MOST_STEPS:
-        with InNode(tmp_path, coordinator.url, str(ended)) as node:
+        with elsewhere(str(ended)) as node:
             answer = node.ask("personalise")
-        with InNode(tmp_path, coordinator.url) as after:
+        with elsewhere() as after:
             found = after.ask("predict", columns=X)
         own = found["outputs"]["output"]
         assert found["personal"] or own == linear.PARAMS.tolist()
@@ -176,17 +176,17 @@ def test_a_device_in_node_killed_at_any_write_is_released_or_personal(coordinato
         '{"signed": SIGNED, "parameters": "INFINITE"}',
     ],
 )
-def test_a_damaged_record_of_node_leaves_the_released_model(coordinator, owned, tmp_path, kept):
+def test_a_damaged_record_elsewhere_leaves_the_released_model(coordinator, owned, tmp_path, kept, elsewhere):
     signed = coordinator.models[NAME]
-    with InNode(tmp_path, coordinator.url) as node:
+    with elsewhere() as node:
         node.refresh()
         node.ask("personalise")
-    with closing(sqlite3.connect(tmp_path / "node" / "state.db", isolation_level=None)) as state:
+    with closing(sqlite3.connect(tmp_path / elsewhere.func.runtime / "state.db", isolation_level=None)) as state:
         kept = kept.replace("SIGNED", json.dumps(structs.asdict(signed)))
         for word, vector in (("LONGER", np.ones(4, np.float32)), ("INFINITE", np.full(3, np.inf, np.float32))):
             kept = kept.replace(word, base64.b64encode(checkpoint.encode({"params": vector})).decode())
         (changed,) = state.execute("UPDATE kept SET value = ? WHERE key LIKE 'personal:%' RETURNING 1", (kept,))
-    with InNode(tmp_path, coordinator.url) as node:
+    with elsewhere() as node:
         assert (changed, node.answers(), node.ask("predict", columns=X)["personal"]) == (
             (1,),
             linear.PARAMS.tolist(),

@@ -43,7 +43,10 @@ def made_personal(coordinator, model, **release):
     return model.ask("personalise")
 
 
-@pytest.mark.parametrize("engine", [*RUNTIMES, lambda *given: InNode(*given, "web")], ids=["python", "node", "web"])
+ENGINES = [*RUNTIMES, lambda *given: InNode(*given, "web")]
+
+
+@pytest.mark.parametrize("engine", ENGINES, ids=["python", "node", "jvm", "web"])
 def test_a_personal_model_is_the_local_steps_of_the_plan(coordinator, folder, engine):
     mine = linear.examples(80)
     train, out = divided(linear.plan().examples, mine)
@@ -147,7 +150,7 @@ def test_forgetting_deletes_it_even_without_the_release(coordinator, model):
     for path in Path(model.state / "blobs").iterdir():
         path.write_bytes(b"damaged")
     answer = model.ask("forget")
-    assert answer.get("forgot", answer.get("error")) == {"python": True, "node": "ModelRefused"}[model.runtime]
+    assert answer.get("forgot", answer.get("error")) == (True if model.runtime == "python" else "ModelRefused")
     assert (answer["version"], answer["personal"]) == (None, False)
 
 

@@ -14,7 +14,6 @@ from export.huggingface.folder import load
 from export.model import Model
 from fedcore.algorithms import create
 from fedcore.plan import BlobRef, Tokenizer
-from tests.device_runtime.opened import InNode
 from tests.device_runtime.personal import away, owning, taken
 from tests.device_runtime.released import NAME
 from tests.device_runtime.test_models_of_export import offered, predicting
@@ -69,7 +68,7 @@ def by_tokens(tmp_path):
     return made
 
 
-def test_an_app_gives_texts_and_gets_what_their_tokens_give(coordinator, config, release, by_tokens, mine, tmp_path):
+def test_an_app_gives_texts_and_gets_what_their_tokens_give(coordinator, config, release, by_tokens, mine, elsewhere):
     owned = owning(config, mine)
     with taken(owned) as model:
         found = model.predict({"text": TEXTS})["output"]
@@ -77,17 +76,17 @@ def test_an_app_gives_texts_and_gets_what_their_tokens_give(coordinator, config,
             np.testing.assert_array_equal(found, model.predict({"text": given})["output"])
     with OnDevice(away(owned), NAME) as offline:
         np.testing.assert_array_equal(offline.predict({"text": tuple(TEXTS)})["output"], found)
-    with InNode(tmp_path, coordinator.url) as node:
+    with elsewhere() as node:
         assert node.refresh() == (True, 1)
         np.testing.assert_allclose(node.answers({"text": TEXTS}), found.ravel(), atol=1e-5)
         assert node.answers({"text": by_tokens(TEXTS)}) == node.answers({"text": TEXTS})
     calls = len(coordinator.calls)
-    with InNode(tmp_path, coordinator.url) as offline:
+    with elsewhere() as offline:
         np.testing.assert_allclose(offline.answers({"text": TEXTS}), found.ravel(), atol=1e-5)
     assert len(coordinator.calls) == calls
 
 
-def test_apps_get_vectors_of_single_texts_in_both_runtimes(coordinator, config, mine, tmp_path, monkeypatch):
+def test_apps_get_vectors_of_single_texts_in_both_runtimes(coordinator, config, mine, tmp_path, monkeypatch, elsewhere):
     pytest.importorskip("transformers")
     spec = load(folder_of("Bert", tmp_path, monkeypatch), task="embedding", rank=4, tokens=TOKENS)
     model = Model(spec, 3)
@@ -95,19 +94,19 @@ def test_apps_get_vectors_of_single_texts_in_both_runtimes(coordinator, config, 
     with taken(owning(config, mine)) as model:
         vectors = model.predict({"anchor": TEXTS})["output"]
     np.testing.assert_allclose(np.linalg.norm(vectors, axis=1), 1, rtol=1e-5)
-    with InNode(tmp_path, coordinator.url) as node:
+    with elsewhere() as node:
         assert node.refresh() == (True, 1)
         np.testing.assert_allclose(node.answers({"anchor": TEXTS}), vectors.ravel(), atol=1e-5)
 
 
-def test_models_of_texts_become_personal_in_both_runtimes(coordinator, config, release, mine, tmp_path):
+def test_models_of_texts_become_personal_in_both_runtimes(config, release, mine, elsewhere):
     with taken(owning(config, mine)) as model:
         outcome = model.personalise()
         assert (outcome.kept, model.personal) == (True, True)
         assert outcome.after < 0.5 * outcome.before
         found = model.predict({"text": [f"{topic}, z" for topic in TOPICS]})["output"]
         assert found.argmax(axis=1).tolist() == [0, 1]
-    with InNode(tmp_path, coordinator.url) as node:
+    with elsewhere() as node:
         node.refresh()
         answer = node.ask("personalise")
         assert (answer["kept"], answer["examples"], answer["leftOut"]) == (True, outcome.examples, outcome.left_out)
@@ -140,7 +139,7 @@ def test_a_text_is_refused_where_no_library_is_and_tokens_are_not(config, releas
         assert len(model.predict({"text": ids})["output"]) == len(TEXTS)
 
 
-def test_a_version_whose_tokenizer_does_not_load_is_refused_on_trial(coordinator, config, mine, exported, tmp_path):
+def test_a_version_whose_tokenizer_does_not_load_is_refused_on_trial(coordinator, config, mine, exported, elsewhere):
     params, plan, blobs = exported
     text, *others = plan.examples.fields
     broken = json.loads(blobs[text.tokenizer.blob])
@@ -151,6 +150,6 @@ def test_a_version_whose_tokenizer_does_not_load_is_refused_on_trial(coordinator
     offered(coordinator, params, plan, blobs | {BlobRef.of(data): data})
     with OnDevice(owning(config, mine), NAME) as one, pytest.raises(ModelRefused, match="does not load"):
         one.refresh()
-    with InNode(tmp_path, coordinator.url) as node:
+    with elsewhere() as node:
         answer = node.ask("refresh")
         assert "does not load" in answer["detail"]

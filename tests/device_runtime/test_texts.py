@@ -1,5 +1,6 @@
 """Texts become tokens before anything trains: as the library says, in both languages, or refused in one line."""
 
+import functools
 import json
 import random
 import subprocess
@@ -18,6 +19,7 @@ from device_runtime.texts import LoadedTokenizer, check
 from device_runtime.trainer import InProcess, Limits, Texts
 from fedcore.errors import PlanError
 from fedcore.plan import BlobRef, ExampleSpec, Field, Plan, Tokenizer
+from tests.device_runtime.kotlin import kotlin_command
 from tests.device_runtime.linear import plan
 from tests.device_runtime.node import command
 from tests.sampled import sampled
@@ -234,20 +236,27 @@ TAKEN = {
 """Files of which each takes another way: every member of the table with every kind of value that devices take."""
 
 
-def typescript(files, texts):
+def ids_of(words, files, texts):
     given = json.dumps({"files": files, "texts": texts})
-    ran = subprocess.run(command("tests/tokenize.ts"), input=given, capture_output=True, text=True, check=False)
+    ran = subprocess.run(words, input=given, capture_output=True, text=True, check=False)
     assert ran.returncode == 0, ran.stderr
     return json.loads(ran.stdout)
 
 
+@pytest.fixture(params=["typescript", pytest.param("kotlin", marks=pytest.mark.long)])
+def elsewhere(request):
+    """Makes the tokens of files and texts in another language."""
+    in_kotlin = request.param == "kotlin"
+    return functools.partial(ids_of, kotlin_command("TokenizeKt") if in_kotlin else command("tests/tokenize.ts"))
+
+
 @pytest.mark.parametrize("count", sampled((300, 10_000), (300,)))
-def test_typescript_gives_the_same_tokens_of_many_texts(count):
+def test_other_languages_give_the_same_tokens_of_many_texts(count, elsewhere):
     import tokenizers
 
     names, texts = [*FILES, *TAKEN], ["", *generated(count)]
     files = [*map(json.loads, FILES.values()), *TAKEN.values()]
-    for name, file, found in zip(names, files, typescript(files, texts), strict=True):
+    for name, file, found in zip(names, files, elsewhere(files, texts), strict=True):
         check(json.dumps(file).encode())
         read = tokenizers.Tokenizer.from_str(json.dumps(file))
         for text, ids in zip(texts, found, strict=True):
@@ -258,7 +267,7 @@ NAMED = ["word_piece", "NFKC of qwen", "qwen", "numbers", "NFD of qwen", "Lowerc
 
 
 @pytest.mark.parametrize("name", sampled(NAMED, NAMED[:2]))
-def test_typescript_gives_the_same_tokens_of_every_character(name):
+def test_other_languages_give_the_same_tokens_of_every_character(name, elsewhere):
     import tokenizers
 
     file = TAKEN[name] if name in TAKEN else json.loads(FILES[name])
@@ -267,7 +276,7 @@ def test_typescript_gives_the_same_tokens_of_every_character(name):
     around += ["a" + "".join(chance.choices([*ACCENTS, "\u0903"], k=60)) for _ in range(100)]
     around.append("a" + "\u0301\u0323\u0344" * 60_000)  # which takes a minute where marks are put in order one by one
     read = tokenizers.Tokenizer.from_str(json.dumps(file))
-    assert typescript([file], around) == [[read.encode(text).ids for text in around]]
+    assert elsewhere([file], around) == [[read.encode(text).ids for text in around]]
 
 
 def test_a_file_with_a_member_that_devices_do_not_know_is_refused():
@@ -280,7 +289,7 @@ def test_a_file_with_a_member_that_devices_do_not_know_is_refused():
 
 
 @pytest.mark.parametrize(("normalizer", "contents"), [("Lowercase", ("The", "the")), ("NFC", ("e\u0301", "\xe9"))])
-def test_added_tokens_of_one_normal_form_are_refused_in_both_languages(normalizer, contents):
+def test_added_tokens_of_one_normal_form_are_refused_in_all_languages(normalizer, contents, elsewhere):
     said = {"normalizer": {"type": normalizer}}
     alike, apart = (
         SMALL | pairs([]) | said | added(*({"content": one, "normalized": is_normalized} for one in contents))
@@ -290,8 +299,8 @@ def test_added_tokens_of_one_normal_form_are_refused_in_both_languages(normalize
     with pytest.raises(PlanRefused, match="has an added token that normalises to nothing or to another one, which"):
         LoadedTokenizer(field(data=data), data, 0)
     with pytest.raises(AssertionError, match="an added token that normalises to nothing or to another one"):
-        typescript([alike], [])
-    typescript([apart], [])
+        elsewhere([alike], [])
+    elsewhere([apart], [])
     LoadedTokenizer(field(data=(data := json.dumps(apart).encode())), data, 0)
 
 

@@ -45,7 +45,10 @@ public typealias Inputs = Map<String, Any>
 public class Outputs internal constructor(private val values: Map<String, Any>) {
     public val names: Set<String> get() = values.keys
 
-    /** The values of an output of float32. Throws IllegalArgumentException when there is no such output, as the next ones do. */
+    /** The values of an output in an array of its type. Throws IllegalArgumentException when there is none, as the next ones do. */
+    public operator fun get(name: String): Any = requireNotNull(values[name]) { "the model has no output $name; it has $names" }
+
+    /** The values of an output of float32. */
     public fun floats(name: String): FloatArray = of(name)
 
     public fun longs(name: String): LongArray = of(name)
@@ -55,12 +58,7 @@ public class Outputs internal constructor(private val values: Map<String, Any>) 
     public fun bytes(name: String): ByteArray = of(name)
 
     private inline fun <reified T> of(name: String): T =
-        requireNotNull(values[name] as? T) {
-            "the model has no output $name as ${T::class.java.simpleName}: ${values.mapValues { it.value.javaClass.simpleName }}"
-        }
-
-    /** Whether all float32 values of an output are finite. */
-    internal fun isFinite(name: String): Boolean = (values[name] as? FloatArray)?.all { it.isFinite() } != false
+        requireNotNull(get(name) as? T) { "output $name is ${get(name).javaClass.simpleName}, not ${T::class.java.simpleName}" }
 }
 
 /** What a version is made of: its plan, and its blobs by kind: `graph`, `parameters`, `frozen` if any, `tokenizer.FIELD` for each. */
@@ -131,7 +129,8 @@ internal class Version private constructor(
             } catch (error: DeviceException) {
                 throw ModelRefused("version $number fails on trial: ${error.message}")
             }
-        found.names.find { !found.isFinite(it) }?.let { throw ModelRefused("version $number gives $it that is not finite on trial") }
+        val wrong = found.names.find { name -> (found[name] as? FloatArray)?.all { it.isFinite() } == false }
+        if (wrong != null) throw ModelRefused("version $number gives $wrong that is not finite on trial")
     }
 
     /** Let it go after the last call. */
