@@ -10,9 +10,9 @@ import android.net.ConnectivityManager
 import android.net.NetworkCapabilities
 import android.os.BatteryManager
 import android.os.Build
+import android.os.Debug
 import android.os.Looper
 import android.os.PowerManager
-import android.os.Process
 import android.os.StatFs
 import dev.muster.device.Attester
 import dev.muster.device.BlobCache
@@ -112,7 +112,8 @@ internal class Phone(
 
     override fun now(): Double = System.currentTimeMillis() / 1000.0
 
-    override fun workSeconds(): Double = Process.getElapsedCpuTime() / 1000.0
+    /** CPU time of this thread, which does all of a session's work. */
+    override fun workSeconds(): Double = Debug.threadCpuTimeNanos() / 1e9
 
     /** The secret that seals the state. Where the key of this installation is gone, the device begins anew. */
     private fun secretOf(database: SQLiteDatabase): ByteArray {

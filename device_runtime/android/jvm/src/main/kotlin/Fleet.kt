@@ -28,7 +28,7 @@ internal fun runFleet(): Int {
 private fun outcomeOf(start: Json): Map<String, Any?>? =
     try {
         val secret = start.nullable("enrolment_secret")?.let { secretIn(File(it.text())) }
-        JvmPlatform(File(start["state"].text()), NpzExamples(File(start["examples"].text())), secret, isAlone = false).use { platform ->
+        JvmPlatform(File(start["state"].text()), NpzExamples(File(start["examples"].text())), secret).use { platform ->
             val policy = start.nullable("policy")?.let { Policy.of(Json.write(it.value)) } ?: Policy()
             val address = start["coordinator"].text().toHttpUrl()
             runSession(platform, SessionConfig(address, start["population"].text(), policy, start["wait_s"].number())).members()

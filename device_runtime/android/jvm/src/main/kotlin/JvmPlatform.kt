@@ -16,21 +16,17 @@ import java.lang.management.ManagementFactory
 import java.security.SecureRandom
 
 private val SYSTEM = ManagementFactory.getOperatingSystemMXBean() as OperatingSystemMXBean
+private val THREADS = ManagementFactory.getThreadMXBean()
 private val RANDOM = SecureRandom()
 
 /** One client for all devices of a process, which share its connections. */
 private val HTTP = OkHttpClient()
 
-/**
- * A platform for sessions. Nobody else can use its folder until it is closed.
- *
- * isAlone: whether this process is one device. One among others cannot tell its part of the processor's time.
- */
+/** A platform for sessions. Nobody else can use its folder until it is closed. */
 internal class JvmPlatform(
     state: File,
     override val examples: ExampleSource,
     override val attester: Attester? = null,
-    private val isAlone: Boolean = true,
 ) : Platform, AutoCloseable {
     override val store = SqliteStore(state)
     override val blobs = FileBlobs(state)
@@ -46,7 +42,8 @@ internal class JvmPlatform(
 
     override fun now(): Double = System.currentTimeMillis() / 1000.0
 
-    override fun workSeconds(): Double = if (isAlone) SYSTEM.processCpuTime / 1e9 else 0.0
+    /** CPU time of this thread, which does all of a session's work. The process may have other devices, and counts in hundredths. */
+    override fun workSeconds(): Double = THREADS.currentThreadCpuTime / 1e9
 
     /** Close the state, so that another process can use the folder. */
     override fun close() = store.close()
