@@ -8,11 +8,11 @@ from tests.tree import ROOT
 from tools.count_lines import at, budgets, circles, is_product, work_tree
 
 CEILINGS = {
-    "product lines": 103_850,
+    "product lines": 103_860,
     "Python files outside tests": 420,
     "import lines, %": 7.2,
-    "test lines": 78_800,
-    "words": 109_700,
+    "test lines": 79_250,
+    "words": 109_730,
     "decisions": 30,
     "circles": 0,
     "functions over 25 lines, %": 3.55,

@@ -104,7 +104,7 @@ SecretFile = Annotated[
     typer.Option(
         exists=True,
         dir_okay=False,
-        help="File of the secret that devices prove to know when they enrol.  [default: none]",
+        help="File of the secret that devices in Python and Kotlin prove to know when they enrol.  [default: none]",
     ),
 ]
 
@@ -131,9 +131,9 @@ def run(
 
     Every device is an operating-system process with the real device runtime; it holds one training user's examples and
     speaks the device protocol. --concurrency must reach the task's goal times its over-selection. Devices of another
-    architecture run under qemu in the sysroot of `muster fleet sysroot`; those on Node share a process, and those in
-    browsers a Chromium, in which they open the coordinator's page. A --profile names its kinds' runtimes, architectures
-    and backends itself.
+    architecture run under qemu in the sysroot of `muster fleet sysroot`; those on Node share a process, those on the
+    JVM another, and those in browsers a Chromium, in which they open the coordinator's page. A --profile names its
+    kinds' runtimes, architectures and backends itself.
     """
     from device_runtime.permission.policy import Policy
     from simulator import datasets

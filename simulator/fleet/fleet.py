@@ -150,7 +150,8 @@ class FleetConfig:
 
     kinds: the kinds of devices, in shares by weight. seed: of everything that is drawn. wait_s: the time that a device
     waits to be selected. sessions: the number of sessions after which the fleet ends. policy: of every device; None
-    means the default one. enrolment_secret: the file of the secret that devices prove to know when they enrol.
+    means the default one. enrolment_secret: the file of the secret that devices in Python and Kotlin prove to know when
+    they enrol; those in TypeScript cannot.
     """
 
     coordinator: str
@@ -188,8 +189,8 @@ class Fleet:
         address_of(config.coordinator)
         _check("backend", [kind.backend for kind in config.kinds], tuple(BACKENDS))
         _check("architecture", [kind.arch for kind in config.kinds], architectures())
-        if config.enrolment_secret is not None and any(kind.runtime in {NODE, BROWSER} for kind in config.kinds):
-            raise FleetError("devices in TypeScript know no enrolment secret; leave out node and browser")
+        if config.enrolment_secret is not None and all(kind.runtime in {NODE, BROWSER} for kind in config.kinds):
+            raise FleetError("devices in TypeScript know no enrolment secret, and this fleet has no others")
         self._config = config
         self._random = random.Random(config.seed)
         self._devices = {

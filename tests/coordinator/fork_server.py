@@ -80,15 +80,15 @@ class CoordinatorForkServer:
 
         failpoint: where it dies, if anywhere.
 
-        The authority is a thread of this process.
+        The authority is a thread of this process, and knows the coordinator's enrolment secret.
         """
         with ExitStack() as stack:
-            origins = {}
+            shared = {name: value for name, value in settings.items() if name == "enrolment_secret_file"}
             if "page" in settings:  # it speaks to the authority too
                 settings["port"] = free_port()
-                origins["allowed_origins"] = (f"http://127.0.0.1:{settings['port']}",)
+                shared["allowed_origins"] = (f"http://127.0.0.1:{settings['port']}",)
             if secure:
-                settings |= stack.enter_context(authority(folder, **origins))
+                settings |= stack.enter_context(authority(folder, **shared))
             environment = {VARIABLE: failpoint} if failpoint else {}
             yield stack.enter_context(self._local(folder, seed, silence_s, settings, environment))
 

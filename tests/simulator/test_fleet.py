@@ -177,7 +177,9 @@ def test_devices_enrol_with_the_secret_of_a_file_or_hear_what_is_missing(tmp_pat
 
 def test_devices_that_cannot_prove_a_secret_are_refused_one(tmp_path):
     users, _ = datasets.users("digits", None, 1)
-    with pytest.raises(FleetError, match="devices in TypeScript know no enrolment secret"):
+    with pytest.raises(
+        FleetError, match="devices in TypeScript know no enrolment secret, and this fleet has no others"
+    ):
         fleet(tmp_path, "http://127.0.0.1:9", users, enrolment_secret=tmp_path, kinds=counted_kinds("node:1"))
 
 

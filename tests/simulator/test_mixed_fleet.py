@@ -1,21 +1,37 @@
-"""Mixed fleets: devices in Python, on Node, in a browser and on emulated ARM train one model in one round."""
+"""Mixed fleets: devices in Python, on Node, in a browser, on a JVM and on emulated ARM train one model in one round."""
 
+import random
+import subprocess
+import threading
 from collections import Counter
+from contextlib import contextmanager, suppress
 
+import msgspec
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from coordinator.store.tasks import Secagg
+from coordinator.rules.states import TaskState
+from coordinator.store.tasks import Secagg, TaskSettings
+from device_runtime.permission.policy import Policy
+from export.build import export_bundle
 from export.model import Model
 from export.models import load
 from fedcore.algorithms import create
 from fedcore.bundle import Bundle
+from fedcore.signing import SigningKey
 from muster.app import app
 from simulator import datasets
+from simulator.engine import Engine
 from simulator.errors import BrowserMissing, FleetError, ProfileError
 from simulator.fleet import browsers, fork_servers as fleet_node
+from simulator.fleet.fleet import Fleet, FleetConfig
+from simulator.fleet.fork_server import Ended
+from simulator.fleet.fork_servers import BROWSER, HERE, JVM, NODE, fork_servers, java_command
 from simulator.fleet.profile import Kind, counted_kinds
+from simulator.proofs import counted_cohort, worst_difference
 from tests.conformance.browser import served
+from tests.device_runtime.node import node
 from tests.device_runtime.pages import build
 from tests.simulator.federation import SEED, rounding_error
 from tests.simulator.test_arm import machine  # noqa: F401  # a fixture
@@ -29,12 +45,9 @@ def mixed(tmp_path, federate):
     """One round of logistic regression on devices of several runtimes: its run, and the error that rounding allows."""
 
     def run(runtimes, secagg=None):
-        try:
-            browsers.programs()
-        except BrowserMissing as error:
-            pytest.skip(str(error))
-        page = build(tmp_path / "page")
         kinds = counted_kinds(runtimes)
+        skip_without({kind.runtime for kind in kinds})
+        page = build(tmp_path / "page") if BROWSER in runtimes else None
         goal = sum(int(kind.weight) for kind in kinds)
         users, _ = datasets.users("digits", None, goal)
         model, algorithm = Model(load("logreg", (1, 8, 8), 10), SEED), create("fedavg", {"batch_size": 5})
@@ -47,6 +60,26 @@ def mixed(tmp_path, federate):
         return found.difference, error
 
     return run
+
+
+def skip_without(runtimes):
+    """Skip, saying why, where a program of these runtimes is missing."""
+    try:
+        if JVM in runtimes:
+            java_command()
+        if BROWSER in runtimes:
+            browsers.programs()
+    except (BrowserMissing, FleetError) as error:
+        pytest.skip(str(error))
+    if {NODE, BROWSER} & set(runtimes):
+        node()
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("secagg", [None, SECAGG], ids=["plain", "secure"])
+def test_devices_of_one_jvm_train_the_engines_model(secagg, mixed):
+    difference, allowed = mixed("jvm:8", secagg)
+    assert difference < allowed
 
 
 @pytest.mark.long
@@ -66,6 +99,129 @@ def test_devices_of_all_runtimes_train_the_engines_model(secagg, machine, mixed,
     assert difference < allowed
 
 
+@pytest.mark.long
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("secagg", [None, SECAGG], ids=["plain", "secure"])
+def test_devices_of_all_runtimes_and_the_jvm_train_the_engines_model(secagg, machine, mixed):  # noqa: F811
+    difference, allowed = mixed("node:2,python:2,browser:2,aarch64:2,jvm:4", secagg)
+    assert difference < allowed
+
+
+ROUNDS, EVERY = 10, 9
+"""Committed rounds; and of the sessions on the JVM, each EVERY-th kills the whole process."""
+KILLED = (
+    Kind(name="python", weight=5, drop_out=0.1, drop_out_secagg=0.15),
+    Kind(name="jvm", weight=3, runtime="jvm"),
+    Kind(name="node", weight=3, runtime="node"),
+    Kind(name="browser", weight=3, runtime="browser"),
+)
+
+
+class KilledJvm:
+    """The JVM host of a fleet, whose process is killed in each EVERY-th session, with all sessions that it runs."""
+
+    def __init__(self, ended):
+        self._ended, self._started, self._random = ended, 0, random.Random(SEED)
+        self._process, self._running, self._lock = None, set(), threading.Lock()
+        self.killed = []
+
+    def start(self, start):
+        with self._lock:
+            if self._process is None:
+                self._process = subprocess.Popen(java_command("fleet"), stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+                threading.Thread(target=self._read, args=(self._process,)).start()
+            self._running.add(start.client)
+            with suppress(BrokenPipeError):
+                self._process.stdin.write(msgspec.json.encode(start) + b"\n")
+                self._process.stdin.flush()
+            self._started += 1
+            if self._started % EVERY == 0:
+                threading.Timer(self._random.uniform(0, 4), self._process.kill).start()
+
+    def close(self):
+        with self._lock:
+            if self._process is not None:
+                self._process.stdin.close()
+
+    def _read(self, process):
+        with process.stdout as lines:
+            for line in lines:
+                ended = msgspec.json.decode(line, type=Ended)
+                with self._lock:
+                    self._running.discard(ended.client)
+                self._ended.put(ended)
+        code = process.wait()
+        with self._lock:
+            self._process, died, self._running = None, self._running, set()
+            with suppress(BrokenPipeError):
+                process.stdin.close()
+        self.killed += died
+        for client in died:
+            self._ended.put(Ended(client, None, code))
+
+
+@contextmanager
+def hosts_with_a_killed_jvm():
+    """Hosts of all runtimes, and the JVM among them."""
+    with fork_servers(dict.fromkeys((HERE, NODE, BROWSER), ("onnxruntime",))) as (start, ended):
+        jvm = KilledJvm(ended)
+        try:
+            yield (lambda host, one: jvm.start(one) if host == JVM else start(host, one), ended), jvm
+        finally:
+            jvm.close()
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1200)
+def test_a_secure_fleet_of_four_runtimes_sums_exactly_through_kills(tmp_path, coordinators, capsys):
+    skip_without({kind.runtime for kind in KILLED})
+    devices = sum(int(kind.weight) for kind in KILLED)
+    users, _ = datasets.users("digits", None, devices)
+    model, algorithm = Model(load("logreg", (1, 8, 8), 10), SEED), create("fedavg", {"batch_size": 5})
+    bundle = export_bundle(model, algorithm, tmp_path / "plan")
+    secret, key = tmp_path / "secret", SigningKey.new(tmp_path / "release.pem")
+    secret.write_text("0123456789abcdef\n")
+    given = {"page": str(build(tmp_path / "page")), "enrolment_secret_file": secret}
+    with (
+        coordinators.local(tmp_path, SEED, silence_s=60.0, secure=True, **given) as local,
+        hosts_with_a_killed_jvm() as (servers, jvm),
+    ):
+        secagg = Secagg(clip_norm=4.0, max_examples=400, phase_s=15)
+        settings = TaskSettings(
+            population="p", goal=devices, minimum=8, rounds=ROUNDS, over_selection=1.0, seed=SEED, secagg=secagg,
+            selection_timeout_s=10, reporting_deadline_s=120,
+        )  # fmt: skip
+        task = local.create_task(bundle, settings, key).id
+        config = FleetConfig(
+            coordinator=local.url, population="p", folder=tmp_path / "devices", concurrency=devices, seed=SEED,
+            kinds=KILLED, policy=Policy(signers=(key.signer,)), enrolment_secret=secret,
+        )  # fmt: skip
+        summary = Fleet(config, users).run(servers=servers)
+        assert local.store.task(task).state is TaskState.COMPLETED
+        cohorts = [counted_cohort(local.store, task, number, summary.clients) for number in range(1, ROUNDS + 1)]
+        models = [local.store.checkpoint(task, number)["params"] for number in range(1, ROUNDS + 1)]
+        attempts = len(local.store.rounds(task))
+        attested = Counter(one.attestation for one in local.store.devices())
+    difference = worst_difference(Engine(model, algorithm, users, seed=SEED), users, cohorts, models)
+    sizes = dict(zip(users.clients, users.sizes.tolist(), strict=True))
+    rounding = [
+        rounding_error(secagg, bundle.plan.report, [sizes[one] for one in cohort.values()]) for cohort in cohorts
+    ]
+    allowed = sum(rounding) / np.linalg.norm(models[-1] - model.initial)
+    killed, sessions = summary.endings["killed"] + len(jvm.killed), summary.endings.total()
+    with capsys.disabled():
+        print(
+            f"\nfour runtimes, secure: {difference:.1e} relative l2 from the engine, {allowed:.1e} allowed; {killed} "
+            f"of {sessions} sessions killed, {len(jvm.killed)} on the JVM; {attempts} attempts at {ROUNDS} rounds"
+        )
+        print({kind: dict(endings) for kind, endings in summary.by_kind.items()})
+    assert difference < allowed < 1e-2
+    assert killed >= sessions // 10
+    assert jvm.killed
+    assert all(endings["reported"] for endings in summary.by_kind.values())
+    assert attested == {"shared-secret": 8, "none": 6}  # those in Python and Kotlin, and those in TypeScript
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [
@@ -80,7 +236,7 @@ def test_a_text_that_counts_no_runtimes_is_refused(text, words):
         counted_kinds(text)
 
 
-@pytest.mark.parametrize("runtime", ["node", "browser"])
+@pytest.mark.parametrize("runtime", ["node", "browser", "jvm"])
 def test_devices_that_share_a_program_cannot_be_slowed_down_or_killed(runtime):
     with pytest.raises(ValueError, match="leave out silence"):
         Kind(name="a", runtime=runtime, silence=0.2)
@@ -105,6 +261,19 @@ def test_a_fleet_says_what_devices_in_browsers_lack(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(BrowserMissing, match="apt-get install chromium chromium-driver"):
         browsers.command()
+
+
+@pytest.mark.parametrize(
+    ("java", "words"), [("", "none on the PATH"), ("#!/bin/sh\n", "`make android` in a checkout of Muster builds it")]
+)
+def test_a_fleet_says_what_devices_on_the_jvm_lack(tmp_path, monkeypatch, java, words):
+    if java:
+        (tmp_path / "java").write_text(java)
+        (tmp_path / "java").chmod(0o700)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(fleet_node, "JVM_PROGRAM", tmp_path / "nowhere")
+    with pytest.raises(FleetError, match=words):
+        java_command()
 
 
 def test_a_coordinator_without_a_page_for_browsers_is_named(tmp_path):

@@ -42,6 +42,9 @@ private val CODES = mapOf("reported" to 0, "rejected" to 75, "not-needed" to 75,
 private val NAMED = setOf("--coordinator", "--population", "--examples", "--state", "--policy", "--secret")
 private val FLAGS = setOf("--once", "--json")
 
+/** The bytes around a secret that are none of it, as in Python. */
+private const val BLANKS = " \t\n\r\u000b\u000c"
+
 internal fun main(words: Array<String>) {
     val code =
         when {
@@ -117,7 +120,7 @@ private fun policyIn(file: File?, state: File): Policy {
 
 internal fun secretIn(file: File): SharedSecret =
     try {
-        SharedSecret(file.readText().trim().toByteArray())
+        SharedSecret(file.readText(Charsets.ISO_8859_1).trim { it in BLANKS }.toByteArray(Charsets.ISO_8859_1))
     } catch (error: IOException) {
         throw ConfigException("the secret in $file cannot be read: ${error.message}")
     }
