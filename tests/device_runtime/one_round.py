@@ -2,8 +2,9 @@
 
     python -m tests.device_runtime.one_round FOLDER
 
-The first line of output is its URL, for the population `phones`. Once standard input ends, the next line has the
-metrics and the number of reports of each committed round, as JSON.
+The first line of output is its URL, for the population `phones`. Where the folder has the file `android.toml`, only
+phones by it are taken. Once standard input ends, the next line has the metrics and the number of reports of each
+committed round, as JSON.
 """
 
 import json
@@ -25,7 +26,9 @@ COMMITTING_S = 30.0
 def main(folder: Path) -> None:
     """Serve until standard input ends."""
     bundle = export_bundle(Model(load("logreg")), create("fedavg", {"batch_size": 5}), folder / "plan")
-    with local_coordinator(folder) as local:
+    android = folder / "android.toml"
+    attested = {"android_file": android, "accept_unattested": False} if android.exists() else {}
+    with local_coordinator(folder, **attested) as local:
         settings = TaskSettings(population="phones", goal=1, rounds=1, over_selection=1.0)
         task = local.store.register_task(bundle, settings).id
         print(local.url, flush=True)

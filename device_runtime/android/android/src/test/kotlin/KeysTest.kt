@@ -3,6 +3,7 @@ package dev.muster.device.android
 import dev.muster.device.attestationChallenge
 import dev.muster.device.base64url
 import org.bouncycastle.asn1.ASN1OctetString
+import org.bouncycastle.asn1.ASN1Sequence
 import org.junit.Assert.assertArrayEquals
 import org.junit.Assert.assertEquals
 import org.junit.Assert.assertNull
@@ -23,6 +24,9 @@ import java.security.spec.ECGenParameterSpec
 import java.security.spec.ECParameterSpec
 import java.security.spec.ECPoint
 import java.security.spec.ECPublicKeySpec
+
+/** The place of the challenge in the description of an attested key. */
+private const val CHALLENGE = 4
 
 /** Keys of the keystore sign as the protocol wants, and vouch for this phone. */
 @RunWith(RobolectricTestRunner::class)
@@ -60,7 +64,8 @@ class KeysTest {
             }
         chain[0].verify(chain[1].publicKey)
         val extension = ASN1OctetString.getInstance(chain[0].getExtensionValue("1.3.6.1.4.1.11129.2.1.17")).octets
-        assertArrayEquals(attestationChallenge("ed25519:key", 1_763_740_800), ASN1OctetString.getInstance(extension).octets)
+        val challenge = ASN1OctetString.getInstance(ASN1Sequence.getInstance(extension).getObjectAt(CHALLENGE)).octets
+        assertArrayEquals(attestationChallenge("ed25519:key", 1_763_740_800), challenge)
     }
 
     @Test

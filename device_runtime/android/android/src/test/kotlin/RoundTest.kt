@@ -4,6 +4,7 @@ import android.app.Application
 import android.app.job.JobParameters
 import dev.muster.device.DType
 import dev.muster.device.Json
+import dev.muster.device.hex
 import org.junit.Assert.assertEquals
 import org.junit.Assert.assertTrue
 import org.junit.Assume.assumeTrue
@@ -26,12 +27,16 @@ class DigitsApp : Application(), MusterProvider {
     override val muster: Muster by lazy {
         Muster.builder(this)
             .coordinator(coordinator, "phones")
+            .attester(KeyAttestation())
             .requirements(Requirements(charging = false, idle = false, unmetered = false, minFreeStorageBytes = 0))
             .build()
     }
 }
 
-/** The system's job takes part in a round of a real coordinator, with examples of the app and a key of the keystore. */
+/**
+ * The system's job takes part in a round of a real coordinator, which takes attested phones only, with examples of the app and keys
+ * of the keystore.
+ */
 @RunWith(RobolectricTestRunner::class)
 @Config(manifest = Config.NONE, sdk = [35], application = DigitsApp::class)
 class RoundTest {
@@ -48,6 +53,8 @@ class RoundTest {
     @Test
     fun `its report is in the committed round`() {
         val folder = File(app.cacheDir, "coordinator").apply { mkdirs() }
+        File(folder, "roots.pem").writeText(ROOT_PEM)
+        File(folder, "android.toml").writeText("roots = 'roots.pem'\npackage = '$PACKAGE'\nsigner = '${hex(SIGNER)}'\n")
         val process =
             ProcessBuilder(python.path, "-m", "tests.device_runtime.one_round", folder.path)
                 .directory(root)
