@@ -368,6 +368,13 @@ def _help_of_device() -> str:
     return printed.getvalue()
 
 
+def promises_of_devices() -> str:
+    """What every runtime of a device keeps, from the conformance suite."""
+    from tests.conformance import plain, promises, secure  # noqa: F401  # they make promises
+
+    return promises.table()
+
+
 MAKERS: dict[str, Callable[[], str]] = {
     "algorithms": algorithms,
     "commands": commands,
@@ -377,6 +384,7 @@ MAKERS: dict[str, Callable[[], str]] = {
     "operations of the admin API": operations,
     "problems of the admin API": problems,
     "promises": promises,
+    "promises of devices": promises_of_devices,
     "settings of the service": settings_of_the_service,
     "settings of tasks": settings_of_tasks,
     "settings of simulations": settings_of_simulations,

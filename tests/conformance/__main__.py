@@ -9,19 +9,24 @@ from pathlib import Path
 from simulator.errors import FleetError
 from tests.conformance import plain, secure  # noqa: F401  # they make promises
 from tests.conformance.device import known
-from tests.conformance.promises import PROMISES, stage
+from tests.conformance.promises import PROMISES, stage, table
 
 
 def main():
     parser = argparse.ArgumentParser(prog="python -m tests.conformance", description=__doc__)
     parser.add_argument(
         "--device",
-        required=True,
         metavar="COMMAND",
         help="python, node, browser, jvm, or a command line with places to fill in: README.md",
     )
     parser.add_argument("--only", default="", metavar="NAME", help="scenarios whose name holds this  [all]")
+    parser.add_argument("--table", action="store_true", help="print the promises by runtime, and run nothing")
     given = parser.parse_args()
+    if given.table:
+        print(table())
+        return 0
+    if given.device is None:
+        parser.error("name a device by --device")
     try:
         command_line, broken = known(given.device), 0
     except FleetError as error:

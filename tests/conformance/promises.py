@@ -4,6 +4,7 @@ from collections.abc import Callable
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from muster.output import markdown
 from tests.conformance.device import Device, started
 from tests.device_runtime.coordinator import serving
 
@@ -24,6 +25,14 @@ class Promise:
 
 
 PROMISES: list[Promise] = []
+RUNTIMES = {"python": "Python", "node": "Node", "browser": "browser", "jvm": "Kotlin"}
+"""The runtimes of this repository, by what `--device` calls them."""
+
+
+def table():
+    """The promises by runtime, in Markdown. Each is put to every runtime: none has an exception."""
+    rows = [[f"[§{one.section}](spec/wire.md)", one.what, *["yes"] * len(RUNTIMES)] for one in PROMISES]
+    return markdown(["wire", "a device keeps that", *RUNTIMES.values()], rows)
 
 
 def promise(section, what, *, brief=False):

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from tests.conformance import plain, secure  # noqa: F401  # they make promises
+from tests.conformance.__main__ import main
 from tests.conformance.device import known, started
 from tests.conformance.promises import PROMISES, stage
 from tests.device_runtime.node import node, sessions
@@ -74,3 +75,10 @@ def test_every_promise_names_a_section_of_the_specification():
     wire = (ROOT / "docs" / "spec" / "wire.md").read_text()
     assert [one.name for one in PROMISES if f"\n## §{one.section} " not in wire] == []
     assert len({one.name for one in PROMISES}) == len(PROMISES)
+
+
+def test_the_table_says_every_promise_of_every_runtime(capsys, monkeypatch):
+    monkeypatch.setattr("sys.argv", ["conformance", "--table"])
+    assert main() == 0
+    rows = capsys.readouterr().out.strip().splitlines()[2:]
+    assert [row.count("| yes") for row in rows] == [4] * len(PROMISES)

@@ -47,7 +47,16 @@ def environment(commands):
 
 
 def test_every_tutorial_is_followed():
-    assert sorted(MADE) == sorted(path.stem for path in TUTORIALS.glob("*.md"))
+    assert sorted([*MADE, "android-app"]) == sorted(path.stem for path in TUTORIALS.glob("*.md"))
+
+
+def test_the_first_android_app_is_compiled_with_the_library():
+    """`make android` compiles it; a coordinator's round with such an app is RoundTest."""
+    source = ROOT / "device_runtime" / "android" / "android" / "src" / "test" / "kotlin" / "FirstApp.kt"
+    (code,) = re.findall(
+        r"^```kotlin\n(class .*?)^```$", (TUTORIALS / "android-app.md").read_text(), re.MULTILINE | re.DOTALL
+    )
+    assert source.read_text().endswith(f"\n{code}")
 
 
 @pytest.mark.parametrize("name", sampled(MADE, OF_A_ROLE))
