@@ -189,7 +189,11 @@ private fun isUnmetered(context: Context): Boolean? {
     return found?.hasCapability(NetworkCapabilities.NET_CAPABILITY_NOT_METERED)
 }
 
+/** What asks for the version of Android before it calls anything that the oldest does not have. */
+internal annotation class AsksForVersion
+
 /** Why the phone is too hot to work; null when it is not, or does not say. */
+@AsksForVersion
 private fun heat(context: Context): String? {
     if (Build.VERSION.SDK_INT < Build.VERSION_CODES.Q) return null
     val status = context.service<PowerManager>().currentThermalStatus
