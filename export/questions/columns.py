@@ -381,14 +381,10 @@ def _kind(function: str, kinds: list[Kind]) -> Kind:
 _AGGREGATES: Mapping[str, Callable[[Columns, Aggregate], Shown]] = {
     "AVG": Columns._average,
     "COUNT": Columns._count,
-    "MAX": Columns._extreme,
-    "MIN": Columns._extreme,
-    "STDDEV": Columns._spread,
-    "STDDEV_POP": Columns._spread,
     "SUM": Columns._sum,
     "TOTAL": Columns._total,
-    "VARIANCE": Columns._spread,
-    "VAR_POP": Columns._spread,
+    **dict.fromkeys(("MAX", "MIN"), Columns._extreme),
+    **dict.fromkeys((*_ROOTS, *_SPREADS), Columns._spread),
     "APPROX_QUANTILE": Columns._quantile,
     DEVICES: lambda columns, aggregate: Shown(Cell(columns._sums.voters(aggregate.condition)), "whole"),
 }

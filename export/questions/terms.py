@@ -53,30 +53,12 @@ def constant(value: Literals, node: exp.Expr) -> Term:
 
 
 _BINARY: dict[type[Any], str] = {
-    exp.Add: "+",
-    exp.Sub: "-",
-    exp.Mul: "*",
-    exp.Div: "/",
-    exp.Mod: "%",
-    exp.EQ: "=",
-    exp.NEQ: "<>",
-    exp.LT: "<",
-    exp.LTE: "<=",
-    exp.GT: ">",
-    exp.GTE: ">=",
-    exp.And: "and",
-    exp.Or: "or",
+    **{exp.Add: "+", exp.Sub: "-", exp.Mul: "*", exp.Div: "/", exp.Mod: "%", exp.And: "and", exp.Or: "or"},
+    **{exp.EQ: "=", exp.NEQ: "<>", exp.LT: "<", exp.LTE: "<=", exp.GT: ">", exp.GTE: ">="},
 }
 _AGGREGATES: dict[type[Any], str] = {
-    exp.Avg: "AVG",
-    exp.Max: "MAX",
-    exp.Min: "MIN",
-    exp.Stddev: "STDDEV",
-    exp.StddevPop: "STDDEV_POP",
-    exp.StddevSamp: "STDDEV",
-    exp.Sum: "SUM",
-    exp.Variance: "VARIANCE",
-    exp.VariancePop: "VAR_POP",
+    **{exp.Avg: "AVG", exp.Max: "MAX", exp.Min: "MIN", exp.Sum: "SUM", exp.Variance: "VARIANCE"},
+    **{exp.Stddev: "STDDEV", exp.StddevPop: "STDDEV_POP", exp.StddevSamp: "STDDEV", exp.VariancePop: "VAR_POP"},
 }
 _CALLS: dict[type[Any], tuple[str, ...]] = {
     exp.Abs: ("abs", "this"),

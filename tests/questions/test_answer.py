@@ -145,14 +145,12 @@ def test_errors_hold_a_truth_that_noise_exceeds(value, truth, sums, norms):
 def test_errors_hold_truths_that_are_shown_because_noise_lifted_them(truth, order, limit):
     """Over the threshold, or to the first rows. What noise does not move has no error, and no one of 0."""
     text = "SELECT y + 1, COUNT(DISTINCT DEVICE), COUNT(*), COUNT(*) > -1000000 FROM examples GROUP BY y MAX 25 ROWS"
-    field = Field("y", "int32", (), len(truth))
-    asked = compile_sql(f"{text} PER DEVICE", [field], private=True).question
-    asked = replace(asked, order=order, limit=limit)
+    compiled_ = compile_sql(f"{text} PER DEVICE", [Field("y", "int32", (), len(truth))], private=True)
+    asked = replace(compiled_.question, order=order, limit=limit)
     source, within = np.random.default_rng(1), []
     for _ in range(40):
-        norms = np.array([[block.norm] for block in asked.blocks])
-        counts = np.array([truth, [3 * count for count in truth]]) + 1.6 * norms * source.normal(size=(2, len(truth)))
-        total = np.array([500, *counts.ravel()])
+        noise = source.normal(0, [[1.6 * block.norm] for block in asked.blocks], (2, len(truth)))
+        total = np.array([500, *(np.outer([1, 3], truth) + noise).ravel()])
         found = answer(asked, np.concatenate([total, 0 * total]).astype(np.float32), 1.6)
         for (place, devices, rows, _), (none, *errors, never) in zip(found.rows, found.errors, strict=True):
             assert none is never is None
@@ -161,32 +159,35 @@ def test_errors_hold_truths_that_are_shown_because_noise_lifted_them(truth, orde
     assert (np.mean(within, 0) >= 0.95).all(), np.mean(within, 0)
 
 
-BINS = 40
+FEW, TAIL = np.array([300, 300, 300, 300, 0, 300, *[0] * 34]), np.round(50 * np.exp(np.arange(100) / -10))
 
 
 @pytest.mark.parametrize(
-    ("function", "values", "truth"),
-    [("quantile", tuple(range(BINS + 1)), 5.4), ("least_with_share", tuple(range(BINS)), 5)],
+    ("function", "counts", "share", "truth", "apart"),
+    [
+        *(("quantile", FEW, 0.88, 5.4, 0.8), ("least_with_share", FEW, 0.88, 5, 0.8)),
+        *(("quantile", TAIL, 0.9, 22.65, 40), ("least_with_share", TAIL, 0.9, 22, 40)),
+    ],
 )
-def test_a_quantile_under_noise_is_not_drawn_to_empty_bins(function, values, truth):
-    """Of 1,500 rows none are in the upper 34 bins, and noise adds 20 to each bin."""
-    counts = np.array([300.0, 300, 300, 300, 0, 300, *[0] * (BINS - 6)])
+def test_a_quantile_under_noise_is_not_drawn_to_empty_bins(function, counts, share, truth, apart):
+    """Of 1,500 rows none are in the upper 34 bins, and noise adds 20 to each bin; a tail is below the noise."""
+    values = tuple(range(len(counts) + (function == "quantile")))
     asked = Question(
         text="SELECT APPROX_QUANTILE(x, 0.88) FROM examples",
-        rows=(Rows("row"), Rows("bins", BINS)),
+        rows=(Rows("row"), Rows("bins", len(counts))),
         blocks=(Block("v", "row", "any", 0, 1), Block("b", "bins", "sum", 0, 3, norm=3)),
-        columns=(Column("p", Call(function, (Cell("b"), Number(0.88), Number(values)))),),
+        columns=(Column("p", Call(function, (Cell("b"), Number(share), Number(values)))),),
         voters="v",
         private=True,
     )
-    source, within, found = np.random.default_rng(2), 0, []
+    source, within, found = np.random.default_rng(3), 0, []
     for _ in range(25):
-        total = np.array([500, 500, *(counts + 20 * source.standard_normal(BINS))])
+        total = np.array([500, 500, *(counts + 20 * source.standard_normal(len(counts)))])
         told_ = answer(asked, np.concatenate([total, 0 * total]).astype(np.float32), 20 / 3)
         within += abs(told_.rows[0][0] - truth) <= told_.errors[0][0]
         found.append(told_.rows[0][0])
     assert within >= 22
-    assert np.median(found) == pytest.approx(truth, abs=0.8)
+    assert np.median(found) == pytest.approx(truth, abs=apart)
 
 
 @pytest.mark.parametrize(
