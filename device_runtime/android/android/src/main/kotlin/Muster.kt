@@ -86,7 +86,7 @@ public class Muster internal constructor(
     /** The model of this name, for predictions in this process. It reads the disk, and needs no network until `refresh`. */
     public fun model(name: String): Model = device.model(name)
 
-    /** Run one session now. Cancelling stops it within a second, and what it owes is finished next time. */
+    /** Run one session now, whatever the requirements. Cancelling stops it within a second, and what it owes is finished next time. */
     public suspend fun session(): Outcome =
         withContext(Dispatchers.IO) {
             val stop = Stop()
@@ -107,8 +107,12 @@ public class Muster internal constructor(
         return future
     }
 
-    /** Run a session if the coordinator's time to return has come; null if it has not. */
-    internal fun runIfDue(stop: Stop): Outcome? = device.runIfDue(stop)?.also(::tell)
+    /** Run a session if the requirements hold and the coordinator's time to return has come; null if not. */
+    internal fun runIfDue(stop: Stop): Outcome? {
+        val unmet = requirements.unmet(conditionsOf(context, phone.folder))
+        if (unmet.isNotEmpty()) Log.i(TAG, "no session now: ${unmet.joinToString()}")
+        return if (unmet.isEmpty()) device.runIfDue(stop)?.also(::tell) else null
+    }
 
     private fun run(stop: Stop): Outcome = device.runOnce(stop).also(::tell)
 
@@ -129,7 +133,7 @@ public class Muster internal constructor(
                 .setRequiresStorageNotLow(true)
                 .setPersisted(true)
                 .build()
-        scheduler().schedule(job)
+        if (scheduler().getPendingJob(JOB) != job) scheduler().schedule(job) // to schedule the same again puts it off
     }
 
     /** Have the system run no more sessions. */
@@ -174,7 +178,7 @@ public class Muster internal constructor(
         /** The owner's policy, which no coordinator can change. */
         public fun policy(policy: Policy): Builder = apply { this.policy = policy }
 
-        /** When to work: by default while the phone charges, is not in use and has a network that costs nothing. */
+        /** When the system's sessions run: by default while the phone charges, is not in use and has a network that costs nothing. */
         public fun requirements(requirements: Requirements): Builder = apply { this.requirements = requirements }
 
         /** The evidence for coordinator and authority, such as [KeyAttestation]. */
@@ -193,7 +197,7 @@ public class Muster internal constructor(
         public fun build(): Muster {
             val url = coordinator.toHttpUrlOrNull() ?: throw ConfigException("coordinator: it must be a URL such as https://fl.example")
             if (population.isEmpty()) throw ConfigException("coordinator: a population is missing")
-            val phone = Phone(context, File(context.noBackupFilesDir, FOLDER), requirements, attester, client ?: OkHttpClient())
+            val phone = Phone(context, File(context.noBackupFilesDir, FOLDER), attester, client ?: OkHttpClient())
             return Muster(context, phone, SessionConfig(url, population, policy), requirements, periodMinutes) { telling(warn, it) }
         }
     }

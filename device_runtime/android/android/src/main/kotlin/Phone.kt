@@ -41,7 +41,7 @@ private const val STATE_KEY = "dev.muster.device"
 private const val DEVICE_KEY = "dev.muster.device.signing"
 
 /**
- * The conditions under which a device works, beside the owner's policy.
+ * The conditions under which the system's sessions run, beside the owner's policy. A session at will needs none of them.
  *
  * @property minBattery a fraction
  * @property minFreeStorageBytes bytes in the app's storage
@@ -68,7 +68,6 @@ public data class Requirements @JvmOverloads constructor(
 internal class Phone(
     private val context: Context,
     val folder: File,
-    private val requirements: Requirements,
     override val attester: Attester?,
     private val client: OkHttpClient,
 ) : Platform, AutoCloseable {
@@ -101,11 +100,10 @@ internal class Phone(
     override fun signingKey(name: String): SigningKey =
         if (name == "device") KeystoreSigningKey(DEVICE_KEY) else keptSigningKey(store, name)
 
+    /** Throws [PolicyForbids] when the phone is warm. */
     override fun conditions(): Conditions {
-        val now = conditionsOf(context, folder)
         heat(context)?.let { throw PolicyForbids(it) }
-        requirements.unmet(now).firstOrNull()?.let { throw PolicyForbids(it) }
-        return now
+        return conditionsOf(context, folder)
     }
 
     override fun random(size: Int): ByteArray = platformRandom(size)

@@ -9,9 +9,9 @@ import android.net.NetworkCapabilities
 import android.os.BatteryManager
 import android.os.PowerManager
 import dev.muster.device.ConfigException
-import dev.muster.device.PolicyForbids
-import okhttp3.OkHttpClient
+import dev.muster.device.Stop
 import org.junit.Assert.assertEquals
+import org.junit.Assert.assertNull
 import org.junit.Assert.assertThrows
 import org.junit.Assert.assertTrue
 import org.junit.Before
@@ -23,7 +23,6 @@ import org.robolectric.Shadows.shadowOf
 import org.robolectric.annotation.Config
 import org.robolectric.shadows.ShadowNetworkCapabilities
 import org.robolectric.shadows.ShadowStatFs
-import java.io.File
 
 /** The phone's conditions are read, a job has them as its constraints, and no session begins where they do not hold. */
 @RunWith(RobolectricTestRunner::class)
@@ -76,14 +75,17 @@ class PhoneTest {
     }
 
     @Test
-    fun `a phone that does not meet the requirements, or is warm, may not work`() {
-        val phone = Phone(context, File(folder, "muster"), Requirements(minFreeStorageBytes = 0), null, OkHttpClient())
-        phone.conditions()
-        power.setCurrentThermalStatus(PowerManager.THERMAL_STATUS_SEVERE)
-        assertThrows(PolicyForbids::class.java) { phone.conditions() }
-        power.setCurrentThermalStatus(PowerManager.THERMAL_STATUS_NONE)
-        battery(160, 0)
-        assertEquals("the phone does not charge", assertThrows(PolicyForbids::class.java) { phone.conditions() }.message)
+    fun `the system's session waits until the requirements hold`() {
+        assertEquals(emptyList<String>(), Requirements(minFreeStorageBytes = 0).unmet(conditionsOf(context, folder)))
+        assertEquals(listOf("too little storage is free"), Requirements().unmet(conditionsOf(context, folder)))
+        battery(20, 0)
+        network(isUnmetered = false)
+        val unmet = Requirements(minBattery = 0.5, minFreeStorageBytes = 0).unmet(conditionsOf(context, folder))
+        assertEquals(listOf("the phone does not charge", "the network is metered, or there is none", "the battery is too low"), unmet)
+        muster().use { muster ->
+            assertNull(muster.runIfDue(Stop()))
+            assertEquals(emptyList<Any>(), muster.journal())
+        }
     }
 
     @Test
@@ -109,16 +111,16 @@ class PhoneTest {
     }
 
     @Test
-    fun `a session that may not run now ends at once, and the app hears why`() {
-        battery(20, 0)
-        muster(Requirements(minFreeStorageBytes = 0)).use { muster ->
+    fun `a session on a warm phone ends at once, and the app hears why`() {
+        power.setCurrentThermalStatus(PowerManager.THERMAL_STATUS_SEVERE)
+        muster().use { muster ->
             val heard = ArrayList<String>()
             muster.listen { heard += it.detail }.use {
                 val outcome = muster.sessionAsync().get()
                 assertEquals("not-now", outcome.outcome)
-                assertEquals("the phone does not charge", outcome.detail)
+                assertEquals("the phone is warm, of thermal status 3", outcome.detail)
             }
-            assertEquals(listOf("the phone does not charge"), heard)
+            assertEquals(listOf("the phone is warm, of thermal status 3"), heard)
             assertEquals("not-now", muster.journal().last()["outcome"])
         }
     }

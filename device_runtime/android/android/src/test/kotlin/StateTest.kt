@@ -32,7 +32,7 @@ class StateTest {
     private val folder = File(context.noBackupFilesDir, "muster")
     private val file = File(folder, "state.db")
 
-    private fun <T> phone(work: (Phone) -> T): T = Phone(context, folder, Requirements(), null, OkHttpClient()).use(work)
+    private fun <T> phone(work: (Phone) -> T): T = Phone(context, folder, null, OkHttpClient()).use(work)
 
     private fun outcomes(phone: Phone) = journal(phone.store).map { it["outcome"] }
 
