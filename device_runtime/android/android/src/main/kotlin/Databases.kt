@@ -44,9 +44,7 @@ private fun opened(file: File, tables: List<String>): SQLiteDatabase {
     // The platform's own handler of damage removes the file.
     val database = SQLiteDatabase.openOrCreateDatabase(file.path, null) { }
     try {
-        // What is committed must be on the disk. How a phone sets these is its maker's choice.
-        database.disableWriteAheadLogging()
-        database.execSQL("PRAGMA synchronous = FULL")
+        database.disableWriteAheadLogging() // whose commits are not durable at once
         if (database.version > VERSION) {
             throw StateDamaged("${file.name} is of a newer version of this library: update the app, or erase what Muster keeps")
         }
@@ -103,7 +101,7 @@ internal class Sealer(private val secret: ByteArray) {
 /** Texts in the table `kept`, sealed. A long text is in several rows. */
 internal class SealedStore(private val database: SQLiteDatabase, private val sealer: Sealer) : Store {
     override fun get(key: String): String? {
-        val parts = database.rows("SELECT value FROM kept WHERE key = ? ORDER BY part", key) { it.getBlob(0) }
+        val parts = usable { database.rows("SELECT value FROM kept WHERE key = ? ORDER BY part", key) { it.getBlob(0) } }
         if (parts.isEmpty()) return null
         try {
             return text(sealer.open(concat(*parts.toTypedArray()), key))
@@ -114,12 +112,17 @@ internal class SealedStore(private val database: SQLiteDatabase, private val sea
 
     override fun write(changes: Map<String, String?>) {
         val sealed = changes.mapValues { (key, value) -> value?.let { sealer.seal(utf8(it), key) } }
-        try {
-            database.transact { sealed.forEach { (key, value) -> put(key, value) } }
-        } catch (error: SQLiteException) {
-            throw StateDamaged("the state cannot be written: ${error.message}")
-        }
+        usable { database.transact { sealed.forEach { (key, value) -> put(key, value) } } }
     }
+
+    private fun <T> usable(work: () -> T): T =
+        try {
+            work()
+        } catch (error: SQLiteException) {
+            throw StateDamaged("the state cannot be read or written: ${error.message}")
+        } catch (_: IllegalStateException) {
+            throw StateDamaged("the state is closed")
+        }
 
     private fun put(key: String, value: ByteArray?) {
         database.delete("kept", "key = ?", arrayOf(key))

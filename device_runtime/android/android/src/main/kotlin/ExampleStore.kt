@@ -46,6 +46,10 @@ public data class ExampleField @JvmOverloads constructor(
     internal val isLine get() = dtype == DType.UINT8 && shape.size == 1
     internal val width: Int = product(shape)
 
+    init {
+        if (shape.any { it < 0 }) throw invalid("field $name has the shape $shape")
+    }
+
     internal fun members() = mapOf("name" to name, "dtype" to dtype.text, "shape" to shape, "high" to high)
 
     internal companion object {
@@ -179,6 +183,8 @@ public class ExampleStore internal constructor(file: File, private val sealer: (
             work()
         } catch (error: SQLiteException) {
             throw StateDamaged("the examples cannot be used: ${error.message}")
+        } catch (_: IllegalStateException) {
+            throw StateDamaged("the examples are closed")
         } catch (error: FormatException) {
             throw StateDamaged("an example does not open: it was changed, or is of another installation (${error.message})")
         }
@@ -219,7 +225,7 @@ private fun arrayOf(field: ExampleField, given: Any): Any {
         when (field.dtype) {
             DType.FLOAT32 -> if (given is Number) floatArrayOf(given.toFloat()) else given as? FloatArray
             DType.INT64 -> if (isWhole(given)) longArrayOf((given as Number).toLong()) else given as? LongArray
-            DType.INT32 -> if (isWhole(given)) intArrayOf(Math.toIntExact((given as Number).toLong())) else given as? IntArray
+            DType.INT32 -> if (isWhole(given)) intOf(given as Number)?.let { intArrayOf(it) } else given as? IntArray
             DType.UINT8 -> given as? ByteArray
         }
     val size = values?.let(java.lang.reflect.Array::getLength) ?: -1
@@ -237,6 +243,8 @@ private fun arrayOf(field: ExampleField, given: Any): Any {
         }
     return if (isHeld) values else throw invalid("field ${field.name} holds an infinity, a NaN or a number out of range")
 }
+
+private fun intOf(given: Number): Int? = given.toLong().toInt().takeIf { it.toLong() == given.toLong() }
 
 private fun isWhole(given: Any) = given is Int || given is Long || given is Short || given is Byte
 

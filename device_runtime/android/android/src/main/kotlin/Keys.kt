@@ -81,7 +81,8 @@ internal class InstallationKey(private val alias: String) {
             }
         }
 
-    private fun opened(key: SecretKey, wrapped: ByteArray): ByteArray {
+    private fun opened(key: SecretKey, wrapped: ByteArray): ByteArray? {
+        if (wrapped.size < NONCE_BYTES) return null
         val cipher = Cipher.getInstance(CIPHER)
         cipher.init(Cipher.DECRYPT_MODE, key, GCMParameterSpec(TAG_BITS, wrapped, 0, NONCE_BYTES))
         return cipher.doFinal(wrapped, NONCE_BYTES, wrapped.size - NONCE_BYTES)

@@ -49,7 +49,7 @@ public fun interface Listener<T> {
 internal fun <T> telling(listener: Listener<T>, what: T) {
     try {
         listener.heard(what)
-    } catch (error: Exception) {
+    } catch (error: Throwable) { // TODO() is an Error
         Log.w(TAG, "a listener of the app failed", error)
     }
 }
@@ -67,7 +67,8 @@ public class Muster internal constructor(
     private val periodMinutes: Long,
     warn: (String) -> Unit,
 ) : AutoCloseable {
-    private val device = Device(phone, config, warn, TurnsOfApp(phone.folder))
+    private val turns = TurnsOfApp(phone.folder)
+    private val device = Device(phone, config, warn, turns)
     private val heard = MutableSharedFlow<Outcome>(extraBufferCapacity = 16, onBufferOverflow = BufferOverflow.DROP_OLDEST)
     private val listeners = CopyOnWriteArrayList<Listener<Outcome>>()
 
@@ -109,12 +110,20 @@ public class Muster internal constructor(
 
     /** Run a session if the requirements hold and the coordinator's time to return has come; null if not. */
     internal fun runIfDue(stop: Stop): Outcome? {
+        checkOpen()
         val unmet = requirements.unmet(conditionsOf(context, phone.folder))
         if (unmet.isNotEmpty()) Log.i(TAG, "no session now: ${unmet.joinToString()}")
         return if (unmet.isEmpty()) device.runIfDue(stop)?.also(::tell) else null
     }
 
-    private fun run(stop: Stop): Outcome = device.runOnce(stop).also(::tell)
+    private fun run(stop: Stop): Outcome {
+        checkOpen()
+        return device.runOnce(stop).also(::tell)
+    }
+
+    private fun checkOpen() {
+        if (config.stop.isSet) throw ConfigException("this Muster is closed: build another")
+    }
 
     private fun tell(outcome: Outcome) {
         heard.tryEmit(outcome)
@@ -144,17 +153,17 @@ public class Muster internal constructor(
     /** What the device did, the oldest first: each entry as JSON has it. */
     public fun journal(): List<Map<String, Any?>> = journal(phone.store)
 
-    /** Stop what is under way, and close what is open. */
+    /** Stop what is under way in this process, which takes a second at most, and close what is open. */
     override fun close() {
         config.stop.set()
-        phone.close()
+        turns.ofProcess(phone::close)
     }
 
     /** Forget everything: examples, models, the device's identity and its keys. It is closed from then on. */
     public fun eraseEverything() {
         unschedule()
         config.stop.set()
-        phone.erase()
+        turns.ofProcess(phone::erase)
     }
 
     /** Makes a [Muster]. */

@@ -23,6 +23,7 @@ import dev.muster.device.FileBlobs
 import dev.muster.device.Platform
 import dev.muster.device.PolicyForbids
 import dev.muster.device.SigningKey
+import dev.muster.device.StateDamaged
 import dev.muster.device.StateInUse
 import dev.muster.device.Store
 import dev.muster.device.keptSigningKey
@@ -32,7 +33,10 @@ import dev.muster.device.plans.engineName
 import dev.muster.device.sessions.Turns
 import okhttp3.OkHttpClient
 import java.io.File
+import java.io.IOException
 import java.io.RandomAccessFile
+import java.nio.channels.FileChannel
+import java.util.concurrent.ConcurrentHashMap
 import java.util.concurrent.locks.ReentrantLock
 import kotlin.concurrent.withLock
 
@@ -146,17 +150,32 @@ internal class Phone(
 
 /** Lets sessions and what changes models take turns, in all processes of the app. */
 internal class TurnsOfApp(private val folder: File) : Turns {
-    private val lock = ReentrantLock(true)
+    private val lock = LOCKS.getOrPut(folder.absolutePath) { ReentrantLock(true) }
 
-    /** Throws [StateInUse] while another process is at work. */
+    /** Throws [StateInUse] while another process is at work, [StateDamaged] when the folder cannot be used. */
     override fun <T> take(work: () -> T): T =
-        lock.withLock {
-            folder.mkdirs()
-            RandomAccessFile(File(folder, "lock"), "rw").channel.use { channel ->
+        ofProcess {
+            opened().use { channel ->
                 val held = channel.tryLock() ?: throw StateInUse("another process of this app is in a session: call again when it is over")
                 held.use { work() }
             }
         }
+
+    /** Do work once nothing else in this process has a turn. */
+    fun <T> ofProcess(work: () -> T): T = lock.withLock(work)
+
+    private fun opened(): FileChannel =
+        try {
+            folder.mkdirs()
+            RandomAccessFile(File(folder, "lock"), "rw").channel
+        } catch (error: IOException) {
+            throw StateDamaged("the folder of the state cannot be used: ${error.message}")
+        }
+
+    private companion object {
+        /** By folder: a process that holds the lock of a file cannot ask for it again. */
+        val LOCKS = ConcurrentHashMap<String, ReentrantLock>()
+    }
 }
 
 /** A service of the system that every phone has. */

@@ -28,7 +28,7 @@ public class SessionJob : JobService() {
         thread(name = "muster-session") {
             try {
                 provider.muster.runIfDue(stop)
-            } catch (error: Exception) { // what nobody catches ends the app
+            } catch (error: Throwable) { // what nobody catches ends the app
                 Log.w(TAG, "no session", error)
             } finally {
                 if (stops.remove(job.jobId, stop)) jobFinished(job, false)

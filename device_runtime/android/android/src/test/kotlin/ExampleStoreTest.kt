@@ -66,6 +66,9 @@ class ExampleStoreTest {
             val error = assertThrows(ExamplesException::class.java) { store.append("digits", given) }
             assertTrue(error.message, words in error.message!!)
         }
+        store.declare("counts", listOf(ExampleField("n", DType.INT32)))
+        assertThrows(ExamplesException::class.java) { store.append("counts", mapOf("n" to (1L shl 40))) }
+        assertThrows(ExamplesException::class.java) { ExampleField("n", DType.INT32, listOf(-1)) }
         assertThrows(ExamplesException::class.java) { store.append("letters", example(1)) }
         assertThrows(ExamplesException::class.java) { store.declare("digits", fields.drop(1)) }
         assertEquals(emptyMap<String, Int>(), store.counts())

@@ -16,6 +16,7 @@ import org.robolectric.RuntimeEnvironment
 import org.robolectric.Shadows.shadowOf
 import org.robolectric.annotation.Config
 import org.robolectric.shadow.api.Shadow
+import java.io.File
 import java.net.ServerSocket
 import java.util.concurrent.CountDownLatch
 import java.util.concurrent.TimeUnit
@@ -32,9 +33,9 @@ class FailingApp : Application(), MusterProvider {
             .coordinator("http://127.0.0.1:${server.localPort}", "phones")
             .requirements(AT_ANY_TIME)
             .policy(Policy())
-            .warn { error("the app's own fault") }
+            .warn { TODO("the app's own fault") }
             .build()
-            .also { muster -> muster.listen { error("the app's own fault") } }
+            .also { muster -> muster.listen { TODO("the app's own fault") } }
     }
 }
 
@@ -78,6 +79,20 @@ class SessionJobTest {
         val entry = app.muster.journal().single()
         assertEquals(listOf("failed", "conditions"), listOf(entry["outcome"], entry["reason"]))
         assertFalse(shadowOf(service).isJobFinished)
+    }
+
+    @Test
+    fun `to close and to erase end the session that is under way, and nothing is left of it`() {
+        assertTrue(service.onStartJob(job))
+        assertTrue(asked.await(20, TimeUnit.SECONDS))
+        val began = System.nanoTime()
+        app.muster.eraseEverything()
+        assertTrue(System.nanoTime() - began < 1_000_000_000)
+        assertTrue(within(1.0) { shadowOf(service).isJobFinished })
+        assertFalse(File(app.noBackupFilesDir, "muster").exists())
+        assertTrue(service.onStartJob(job))
+        Thread.sleep(500)
+        assertFalse(File(app.noBackupFilesDir, "muster").exists())
     }
 
     @Test

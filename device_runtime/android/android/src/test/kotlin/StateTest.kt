@@ -20,12 +20,10 @@ import org.robolectric.RuntimeEnvironment
 import org.robolectric.annotation.Config
 import java.io.File
 import java.io.RandomAccessFile
+import kotlin.concurrent.thread
 
 private const val LOCKING =
     "import fcntl,sys,time; f=open(sys.argv[1],'r+'); fcntl.lockf(f,fcntl.LOCK_EX); print('l',flush=True); time.sleep(60)"
-
-/** SQLite's number for a journal and a database that are written through to the disk. */
-private const val FULL = 2
 
 /** What a phone keeps is sealed, whole after any end of the process, and never erased in silence. */
 @RunWith(RobolectricTestRunner::class)
@@ -55,14 +53,6 @@ class StateTest {
             assertNull(phone.store.get("gone"))
         }
         assertFalse("secret" in file.readBytes().toString(Charsets.ISO_8859_1))
-    }
-
-    @Test
-    fun `a write is on the disk when it returns`() {
-        openDatabase(file, listOf(SealedStore.TABLE)) { }.use { database ->
-            assertEquals(listOf(FULL), database.rows("PRAGMA synchronous") { it.getInt(0) })
-            assertNotEquals(listOf("wal"), database.rows("PRAGMA journal_mode") { it.getString(0) })
-        }
     }
 
     @Test
@@ -120,6 +110,41 @@ class StateTest {
         }
         assertFalse(folder.exists())
         phone { assertNull(it.store.get("a")) }
+    }
+
+    @Test
+    fun `a state that is damaged or closed meanwhile is named`() {
+        phone { phone ->
+            phone.store.write(mapOf("a" to "b"))
+            database { it.execSQL("DROP TABLE kept") }
+            assertThrows(StateDamaged::class.java) { phone.store.get("a") }
+            assertThrows(StateDamaged::class.java) { phone.store.write(mapOf("a" to "c")) }
+        }
+        phone { phone ->
+            phone.store.get("a")
+            phone.examples.counts()
+            phone.close()
+            assertThrows(StateDamaged::class.java) { phone.store.get("a") }
+            assertThrows(StateDamaged::class.java) { phone.store.write(mapOf("a" to "c")) }
+            assertThrows(StateDamaged::class.java) { phone.examples.counts() }
+        }
+    }
+
+    @Test
+    fun `two devices of one process take turns`() {
+        val found = ArrayList<Int>()
+        val first = thread { TurnsOfApp(folder).take { Thread.sleep(300).also { found += 1 } } }
+        Thread.sleep(100)
+        TurnsOfApp(folder).take { found += 2 }
+        first.join()
+        assertEquals(listOf(1, 2), found)
+    }
+
+    @Test
+    fun `a folder that cannot be is named`() {
+        folder.parentFile!!.mkdirs()
+        folder.writeText("a file")
+        assertThrows(StateDamaged::class.java) { TurnsOfApp(folder).take { } }
     }
 
     @Test

@@ -9,6 +9,7 @@ import dev.muster.device.Stop
 import dev.muster.device.kept.Outcome
 import dev.muster.device.models.Alone
 import dev.muster.device.models.Model
+import java.util.WeakHashMap
 import java.util.concurrent.CopyOnWriteArrayList
 import java.util.concurrent.locks.ReentrantLock
 import kotlin.concurrent.withLock
@@ -22,6 +23,13 @@ private class TurnsOfProcess : Turns {
     private val lock = ReentrantLock(true)
 
     override fun <T> take(work: () -> T): T = lock.withLock(work)
+
+    companion object {
+        private val all = WeakHashMap<Platform, Turns>()
+
+        /** The turns of a platform, which all devices on it take. */
+        fun of(platform: Platform): Turns = synchronized(all) { all.getOrPut(platform, ::TurnsOfProcess) }
+    }
 }
 
 /**
@@ -51,7 +59,7 @@ public class Device internal constructor(
 
     @JvmOverloads
     public constructor(platform: Platform, config: SessionConfig, warn: (String) -> Unit = {}) :
-        this(platform, config, warn, TurnsOfProcess())
+        this(platform, config, warn, TurnsOfProcess.of(platform))
 
     /**
      * The model of this name, for predictions in this process: the last version that this device took, or none yet.
@@ -64,14 +72,14 @@ public class Device internal constructor(
             models += it
         }
 
-    /** Run one session now, after a refresh that is under way, until `stop`. Errors are in the outcome. */
+    /** Run one session now, after a refresh that is under way, until `stop` or `config.stop`. Errors are in the outcome. */
     @JvmOverloads
     public fun runOnce(stop: Stop = config.stop): Outcome {
         val outcome =
             turns.take {
                 isInSession = true
                 try {
-                    runSession(platform, config.stoppedBy(stop))
+                    config.stop.use(stop::set) { runSession(platform, config.stoppedBy(stop)) }
                 } finally {
                     isInSession = false
                 }
