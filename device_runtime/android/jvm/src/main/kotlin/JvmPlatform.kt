@@ -8,6 +8,7 @@ import dev.muster.device.ExampleSource
 import dev.muster.device.FileBlobs
 import dev.muster.device.Platform
 import dev.muster.device.SigningKey
+import dev.muster.device.kept.writeJournal
 import dev.muster.device.keptSigningKey
 import dev.muster.device.plans.engineName
 import okhttp3.OkHttpClient
@@ -28,7 +29,10 @@ internal class JvmPlatform(
     override val examples: ExampleSource,
     override val attester: Attester? = null,
 ) : Platform, AutoCloseable {
-    override val store = SqliteStore(state)
+    override val store =
+        SqliteStore(state).also { store ->
+            store.putAside?.let { writeJournal(store, now(), mapOf("outcome" to "state-replaced", "detail" to it)) }
+        }
     override val blobs = FileBlobs(state)
     override val engineName: String = engineName()
     override val http: OkHttpClient get() = HTTP

@@ -67,7 +67,9 @@ private fun array(data: ByteArray, field: String): Pair<Int, Column> {
     val (kind, order, axes) =
         HEADER.find(String(data, begin, length, Charsets.ISO_8859_1))?.destructured
             ?: throw ExamplesException.invalid("field $field has no header of a plain array")
-    val shape = axes.split(',').map { it.trim() }.filter { it.isNotEmpty() }.map { it.toInt() }
+    val shape =
+        axes.split(',').map { it.trim() }.filter { it.isNotEmpty() }
+            .map { it.toIntOrNull() ?: throw ExamplesException.invalid("field $field has an axis of $it") }
     if (order == "True" || shape.isEmpty()) throw ExamplesException.invalid("field $field is no array in C order with an axis")
     val size = shape.fold(1L, Long::times)
     buffer.position(begin + length)

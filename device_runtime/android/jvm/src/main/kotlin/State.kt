@@ -15,14 +15,27 @@ import java.sql.SQLException
 /** "MsKt", so that no other program's database is taken for one of this. */
 private const val APPLICATION = 0x4d734b74
 
+private const val FILE = "state.db"
+
 /** Texts by key in the file `state.db`, which only its owner can read, for one process at a time. */
 internal class SqliteStore(folder: File) : Store, AutoCloseable {
     private val database: Connection
 
+    /** What was done with a damaged file, in words; null without one. */
+    var putAside: String? = null
+        private set
+
     /** Throws [StateInUse] when another process has the folder, [StateDamaged] when it cannot be used. */
     init {
         try {
-            database = opened(folder)
+            database =
+                try {
+                    opened(folder)
+                } catch (error: SQLException) {
+                    if (!isDamage(error)) throw error
+                    putAside(File(folder, FILE))
+                    opened(folder)
+                }
         } catch (error: SQLException) {
             val isInUse = "SQLITE_BUSY" in error.toString() || "locked" in error.toString()
             throw if (isInUse) StateInUse("another process runs a session with the state in $folder") else unusable(folder, error)
@@ -31,10 +44,20 @@ internal class SqliteStore(folder: File) : Store, AutoCloseable {
         }
     }
 
+    /** Whether the file is no database any more, so that to open it again is useless. */
+    private fun isDamage(error: SQLException) = "SQLITE_NOTADB" in error.toString() || "SQLITE_CORRUPT" in error.toString()
+
+    private fun putAside(file: File) {
+        val kept = File("$file.damaged-${System.currentTimeMillis()}")
+        Files.move(file.toPath(), kept.toPath())
+        File("$file-journal").delete()
+        putAside = "$FILE was damaged: it is kept as ${kept.name}, and a new one takes its place"
+    }
+
     private fun opened(folder: File): Connection {
         val path = folder.toPath()
         if (!folder.isDirectory) Files.createDirectories(path, PosixFilePermissions.asFileAttribute(PosixFilePermissions.fromString("rwx------")))
-        val file = path.resolve("state.db")
+        val file = path.resolve(FILE)
         if (Files.notExists(file)) Files.createFile(file, PosixFilePermissions.asFileAttribute(PosixFilePermissions.fromString("rw-------")))
         val opened = DriverManager.getConnection("jdbc:sqlite:$file")
         try {
@@ -57,6 +80,8 @@ internal class SqliteStore(folder: File) : Store, AutoCloseable {
             if (owner != APPLICATION && (owner != 0 || tables > 0)) {
                 throw SQLException("it is of another program, such as the device in Python; name another folder")
             }
+            val damage = statement.executeQuery("PRAGMA quick_check(1)").use { it.getString(1) }
+            if (damage != "ok") throw SQLException("SQLITE_CORRUPT: $damage")
             statement.execute("PRAGMA application_id = $APPLICATION")
             statement.execute("CREATE TABLE IF NOT EXISTS kept (key TEXT PRIMARY KEY, value TEXT NOT NULL) STRICT")
             statement.execute("COMMIT")
@@ -66,21 +91,31 @@ internal class SqliteStore(folder: File) : Store, AutoCloseable {
 
     @Synchronized
     override fun get(key: String): String? =
-        database.prepareStatement("SELECT value FROM kept WHERE key = ?").use { statement ->
-            statement.setString(1, key)
-            statement.executeQuery().use { if (it.next()) it.getString(1) else null }
+        usable {
+            database.prepareStatement("SELECT value FROM kept WHERE key = ?").use { statement ->
+                statement.setString(1, key)
+                statement.executeQuery().use { if (it.next()) it.getString(1) else null }
+            }
         }
 
     @Synchronized
-    override fun write(changes: Map<String, String?>) {
-        try {
-            for ((key, value) in changes) change(key, value)
-            database.commit()
-        } catch (error: SQLException) {
-            database.rollback()
-            throw StateDamaged("the state cannot be written: ${error.message}")
+    override fun write(changes: Map<String, String?>): Unit =
+        usable {
+            try {
+                for ((key, value) in changes) change(key, value)
+                database.commit()
+            } catch (error: SQLException) {
+                database.rollback()
+                throw error
+            }
         }
-    }
+
+    private fun <T> usable(work: () -> T): T =
+        try {
+            work()
+        } catch (error: SQLException) {
+            throw StateDamaged("the state cannot be read or written: ${error.message}")
+        }
 
     private fun change(key: String, value: String?) {
         val sql = if (value == null) "DELETE FROM kept WHERE key = ?" else "INSERT OR REPLACE INTO kept VALUES (?, ?)"
