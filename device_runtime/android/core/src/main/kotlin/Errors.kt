@@ -67,6 +67,10 @@ public class NonFiniteReport(message: String) : AssignmentException(message, "no
 /** A graph failed while it ran, or the device was stopped while it worked. */
 public open class RuntimeFailed(message: String) : AssignmentException(message, "runtime-failed")
 
+/** Any failure as an error of this library: its own code may fail, an app's that it calls, and memory may end. */
+internal fun known(error: Throwable): DeviceException =
+    error as? DeviceException ?: RuntimeFailed("the device's own code failed: $error")
+
 /** The coordinator stopped waiting before the work was done. */
 public class DeadlinePassed(message: String) : RuntimeFailed(message)
 

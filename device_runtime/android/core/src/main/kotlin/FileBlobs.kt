@@ -8,6 +8,7 @@ import java.nio.file.StandardCopyOption.ATOMIC_MOVE
 import java.nio.file.StandardCopyOption.REPLACE_EXISTING
 
 private const val AHEAD_MS = 60_000L
+private const val PART = ".part"
 
 /** Blobs by digest, as files in the folder `blobs`. */
 internal class FileBlobs(state: File) : BlobCache {
@@ -23,12 +24,13 @@ internal class FileBlobs(state: File) : BlobCache {
     }
 
     override fun put(sha256: String, data: ByteArray) {
+        val part = File(folder, "$sha256$PART")
         try {
             folder.mkdirs()
-            val part = File(folder, "$sha256.part")
             part.writeBytes(data)
             Files.move(part.toPath(), File(folder, sha256).toPath(), ATOMIC_MOVE, REPLACE_EXISTING)
         } catch (error: IOException) {
+            part.delete() // on a full disk
             throw StateDamaged("a blob cannot be kept: ${error.message}")
         }
     }
@@ -38,7 +40,8 @@ internal class FileBlobs(state: File) : BlobCache {
         var total = 0L
         for (file in files.sortedByDescending(::usedMs)) {
             total += file.length()
-            if (total > most) file.delete() // where it fails, the next session tries again
+            // A part is of a process that was killed. Where it fails, the next session tries again.
+            if (total > most || file.name.endsWith(PART)) file.delete()
         }
     }
 

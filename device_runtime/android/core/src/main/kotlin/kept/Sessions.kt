@@ -82,12 +82,19 @@ public data class Outcome(
 }
 
 /**
- * Add an entry to the journal, for the device's owner: what was trained, when, for which task, and the outcome.
+ * Add an entry to the journal, for the device's owner: what was trained, when, for which task, and the outcome. A damaged journal
+ * begins anew, and says so.
  *
  * at: seconds since 1970.
  */
 internal fun writeJournal(store: Store, at: Double, entry: Map<String, Any?>) {
-    val entries = journal(store).takeLast(MOST_ENTRIES - 1) + listOf(mapOf("at" to at) + entry)
+    val before =
+        try {
+            journal(store)
+        } catch (error: StateDamaged) {
+            listOf(mapOf("at" to at, "outcome" to "journal-lost", "detail" to error.message))
+        }
+    val entries = before.takeLast(MOST_ENTRIES - 1) + listOf(mapOf("at" to at) + entry)
     store.write(mapOf(JOURNAL to Json.write(entries)))
 }
 

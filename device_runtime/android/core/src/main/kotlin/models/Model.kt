@@ -20,6 +20,7 @@ import dev.muster.device.kept.ModelKeeper
 import dev.muster.device.kept.Outcome
 import dev.muster.device.kept.Refusal
 import dev.muster.device.kept.writeJournal
+import dev.muster.device.known
 import dev.muster.device.permission.AgainstLimits
 import dev.muster.device.permission.Guard
 import dev.muster.device.permission.checkModelRelease
@@ -205,6 +206,8 @@ public class Model internal constructor(
             val visit = Visit(platform, place, Transport(platform, place.coordinator, config.stop))
             try {
                 work(visit)
+            } catch (error: Exception) {
+                throw known(error)
             } finally {
                 visit.guard.spend(0)
                 visit.trim()
@@ -248,7 +251,7 @@ public class Model internal constructor(
         try {
             version.tryOut()
             keep()
-        } catch (error: DeviceException) {
+        } catch (error: Throwable) {
             version.retire()
             throw error
         }

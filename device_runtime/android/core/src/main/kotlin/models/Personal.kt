@@ -104,7 +104,7 @@ internal fun trained(release: ModelRelease, plan: Plan, means: Means): Measured 
     val (train, leftOut) = divided(plan, all)
     val released = decodeVectors(means.mine(release.parameters), listOf(VectorSpec(PARAMS, plan.parameters)))
     val frozen = frozenOf(plan, means.mine)
-    return withGraphs(refs, visit::blob) { graphs ->
+    return withGraphs(refs, visit::blob, visit.transport.stopping) { graphs ->
         means.keep(refs.values)
         // The order of examples is always the same, so that nobody tries until chance says that a training helps.
         val work = Work(plan, graphs, released, frozen, null, train, StreamKey(0, 0, 0), means.keepGoing)

@@ -109,7 +109,7 @@ internal class Version private constructor(
             val found =
                 try {
                     rows.run(values)
-                } catch (error: DeviceException) {
+                } catch (error: Throwable) {
                     rows.close()
                     throw error
                 }

@@ -26,7 +26,7 @@ import dev.muster.device.wire.verifyPlan
 
 private const val DAY_S = 86_400.0
 private const val WEEK_S = 7 * DAY_S
-private const val FLOAT_BYTES = 4L
+private const val FLOAT_BYTES = 4.0
 private const val SPENT = "spent"
 private const val ANSWERS = "answers"
 
@@ -70,8 +70,8 @@ internal class Guard(private val platform: Platform, private val place: Place, p
         checkPopulation()
         val day = policy.perDay
         notUsedUp("compute_seconds", spent.sumOf { it.seconds }, day.computeSeconds)
-        notUsedUp("bytes", spent.sumOf { it.bytes }.toDouble(), day.bytes?.toDouble())
-        notUsedUp("sessions", spent.sumOf { it.sessions }.toDouble(), day.sessions?.toDouble())
+        notUsedUp("bytes", spent.sumOf { it.bytes }, day.bytes)
+        notUsedUp("sessions", spent.sumOf { it.sessions }, day.sessions)
     }
 
     /** Check the population, before anything is asked of the coordinator for it. Throws [PolicyForbids]. */
@@ -82,7 +82,7 @@ internal class Guard(private val platform: Platform, private val place: Place, p
     /** Check the limits of a plan before fetching what predicts. missing: bytes that are still to come. Throws [PlanRefused]. */
     fun checkPredict(plan: Plan, sizes: Map<String, Long>, missing: Long) {
         val all = sizes.values.sum()
-        atMost("plan.parameters", plan.parameters.toLong(), policy.plan.parameters)
+        atMost("plan.parameters", plan.parameters, policy.plan.parameters)
         atMost("plan.graph_bytes", all - (sizes["plan"] ?: 0) - (sizes["parameters"] ?: 0), policy.plan.graphBytes)
         atMost("plan.memory_bytes", all, policy.plan.memoryBytes)
         checkBytes(missing)
@@ -105,7 +105,7 @@ internal class Guard(private val platform: Platform, private val place: Place, p
         if (kept.phase == Phase.ASSIGNED) return
         checkRound(kept.given, isAgain = true)
         checkCollection(kept.collection)
-        checkBytes(kept.report.size.toLong())
+        checkBytes(kept.report.size)
         checkQuestion(kept.question, answers - 1) // this one is counted already
     }
 
@@ -125,7 +125,7 @@ internal class Guard(private val platform: Platform, private val place: Place, p
     }
 
     /** Check that the cache can hold the bytes that a plan needs between rounds. Throws [PlanRefused]. */
-    fun checkCache(needed: Long) {
+    fun checkCache(needed: Double) {
         // What does not stay would be fetched in every round. With 0 that is what the owner wants.
         atMost("cache_bytes", needed, policy.cacheBytes.takeIf { it > 0 })
     }
@@ -142,15 +142,16 @@ internal class Guard(private val platform: Platform, private val place: Place, p
             throw PlanRefused("the plan's schema has ${plan.parameters} parameters, its broadcast $received")
         }
         val vectors = plan.broadcast.map { it.size } + plan.passes.flatMap { it.carry }.map { it.size } + plan.report.segments.map { it.size }
-        val kept = keptRefs(plan).sumOf { it.size }
+        // Of doubles, as sums of hostile numbers may be beyond every integer.
+        val kept = keptRefs(plan).sumOf { it.size.toDouble() }
         val report = FLOAT_BYTES * plan.report.size
-        val visited = plan.passes.sumOf { it.loop.batchSize.toLong() * stepCount(it.loop, examples) }
-        atMost("plan.parameters", vectors.max().toLong(), policy.plan.parameters)
+        val visited = plan.passes.sumOf { it.loop.batchSize.toDouble() * stepCount(it.loop, examples) }
+        atMost("plan.parameters", vectors.max(), policy.plan.parameters)
         atMost("plan.graph_bytes", kept, policy.plan.graphBytes)
         atMost("plan.memory_bytes", given.size + checkpoint.size + kept + report + batchBytes(plan), policy.plan.memoryBytes)
         checkBytes(kept + checkpoint.size + uploadBytes(plan.report))
         atMost("plan.batch_examples", visited, policy.plan.batchExamples)
-        if (plan.kept.isNotEmpty()) atMost("state_bytes", others + FLOAT_BYTES * plan.kept.sumOf { it.size }, policy.stateBytes)
+        if (plan.kept.isNotEmpty()) atMost("state_bytes", others + FLOAT_BYTES * plan.kept.sumOf { it.size.toDouble() }, policy.stateBytes)
         checkCollection(plan.examples.collection)
         started = platform.workSeconds()
     }
@@ -174,7 +175,8 @@ internal class Guard(private val platform: Platform, private val place: Place, p
     }
 
     /** more: bytes that this session still needs, as far as known. */
-    private fun checkBytes(more: Long) = atMost("per_day.bytes", spent.sumOf { it.bytes } + moved.total + more, policy.perDay.bytes)
+    private fun checkBytes(more: Number) =
+        atMost("per_day.bytes", spent.sumOf { it.bytes } + moved.total + more.toDouble(), policy.perDay.bytes)
 
     /** Check cohort, and signature or release. isAgain: an earlier session accepted the assignment. */
     private fun checkRound(given: Assignment, isAgain: Boolean) {
@@ -202,18 +204,16 @@ internal class Guard(private val platform: Platform, private val place: Place, p
         breaking("signers") { verifyPlan(given.plan, signature) }
     }
 
-    private fun notUsedUp(rule: String, used: Double, most: Double?) {
-        if (most != null && used >= most) throw forbidden("per_day.$rule", "${shown(used)} of ${shown(most)} are used up in the last 24 hours")
+    private fun notUsedUp(rule: String, used: Number, most: Number?) {
+        if (most != null && used.toDouble() >= most.toDouble()) throw forbidden("per_day.$rule", "${shown(used)} of ${shown(most)} are used up in the last 24 hours")
     }
 }
 
-private fun atMost(rule: String, found: Long, allowed: Long?) = atMost(rule, found.toDouble(), allowed?.toDouble())
-
-private fun atMost(rule: String, found: Double, allowed: Double?) {
-    if (allowed != null && found > allowed) throw refused(rule, "${shown(found)} found, ${shown(allowed)} allowed")
+private fun atMost(rule: String, found: Number, allowed: Number?) {
+    if (allowed != null && found.toDouble() > allowed.toDouble()) throw refused(rule, "${shown(found)} found, ${shown(allowed)} allowed")
 }
 
-private fun shown(amount: Double): String = Json.write(amount)
+private fun shown(amount: Number): String = Json.write(amount.toDouble())
 
 private fun forbidden(rule: String, why: String) = PolicyForbids("against $rule of this device's policy: $why")
 

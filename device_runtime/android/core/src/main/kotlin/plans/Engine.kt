@@ -7,11 +7,13 @@ import ai.onnxruntime.OrtEnvironment
 import ai.onnxruntime.OrtException
 import ai.onnxruntime.OrtLoggingLevel
 import ai.onnxruntime.OrtSession
+import ai.onnxruntime.OrtSession.RunOptions
 import ai.onnxruntime.OrtSession.SessionOptions
 import dev.muster.device.Column
 import dev.muster.device.DType
 import dev.muster.device.PlanRefused
 import dev.muster.device.RuntimeFailed
+import dev.muster.device.Stop
 import java.lang.reflect.Method
 import java.nio.Buffer
 import java.nio.ByteBuffer
@@ -161,11 +163,11 @@ internal class Call(
     private val inputs: Map<String, OnnxTensor>,
     private val outputs: Map<String, OnnxTensor>,
 ) {
-    /** Compute the outputs in place. Throws [RuntimeFailed] when a tensor does not fit, or an operator fails. */
+    /** Compute the outputs in place. Throws [RuntimeFailed] when a tensor does not fit, an operator fails, or the graph is stopped. */
     fun run() {
         if (outputs.isEmpty()) return
         try {
-            graph.session.run(inputs, emptySet(), outputs).close()
+            graph.session.run(inputs, emptySet(), outputs, graph.options).close()
         } catch (error: OrtException) {
             throw RuntimeFailed("graph ${graph.name} failed: ${error.message}")
         }
@@ -174,6 +176,7 @@ internal class Call(
 
 /** A graph that is ready to run. */
 internal class Graph private constructor(internal val session: OrtSession, val name: String) : AutoCloseable {
+    internal val options = RunOptions()
     private var isOpen = true
 
     /**
@@ -190,10 +193,19 @@ internal class Graph private constructor(internal val session: OrtSession, val n
     /** The same, computed once. Throws [RuntimeFailed] too. */
     fun run(inputs: Map<String, Tensor>, outputs: Map<String, Tensor>) = bind(inputs, outputs).run()
 
+    /** End the call that is under way, and later ones, from another thread. */
+    @Synchronized
+    fun stop() {
+        if (isOpen) options.setTerminate(true)
+    }
+
     /** Free the engine's memory. A second time it does nothing. */
+    @Synchronized
     override fun close() {
-        if (isOpen) session.close()
+        if (!isOpen) return
         isOpen = false
+        session.close()
+        options.close()
     }
 
     companion object {
@@ -209,12 +221,12 @@ internal class Graph private constructor(internal val session: OrtSession, val n
     }
 }
 
-/** Do work with graphs by name, which are freed after it. blob: the bytes of a graph. */
-internal fun <T> withGraphs(refs: Map<String, BlobRef>, blob: (BlobRef) -> ByteArray, work: (Map<String, Graph>) -> T): T {
+/** Do work with graphs by name, which are freed after it, and stopped in mid-call by `stop`. blob: the bytes of a graph. */
+internal fun <T> withGraphs(refs: Map<String, BlobRef>, blob: (BlobRef) -> ByteArray, stop: Stop, work: (Map<String, Graph>) -> T): T {
     val graphs = LinkedHashMap<String, Graph>()
     try {
         for ((name, ref) in refs) graphs[name] = Graph.load(blob(ref), name)
-        return work(graphs)
+        return stop.use({ graphs.values.forEach(Graph::stop) }) { work(graphs) }
     } finally {
         graphs.values.forEach(Graph::close)
     }

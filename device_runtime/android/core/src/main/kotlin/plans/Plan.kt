@@ -357,11 +357,11 @@ internal fun keptRefs(plan: Plan): List<BlobRef> =
     plan.graphs[FORMAT].orEmpty().values + listOfNotNull(plan.frozen?.blob) + plan.examples.fields.mapNotNull { it.tokenizer?.blob }
 
 /** The bytes of a plan's largest batch, with its mask and noise, or of the calls of many steps that are held. */
-internal fun batchBytes(plan: Plan): Long {
-    val batch = exampleBytes(plan) * (plan.passes.maxOfOrNull { it.loop.batchSize } ?: 0)
+internal fun batchBytes(plan: Plan): Double {
+    val batch = exampleBytes(plan).toDouble() * (plan.passes.maxOfOrNull { it.loop.batchSize } ?: 0)
     val graphs = plan.graphs[FORMAT].orEmpty()
     val isMany = plan.passes.any { stepsGraph(it.name) in graphs }
-    return if (isMany) CALLS_HELD * maxOf(batch, MOST_CALL_BYTES.toLong()) else batch
+    return if (isMany) CALLS_HELD * maxOf(batch, MOST_CALL_BYTES.toDouble()) else batch
 }
 
 /** The bytes of one example in a batch: its fields, its place in the mask and in the noise. */

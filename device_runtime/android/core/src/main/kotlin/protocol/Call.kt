@@ -22,10 +22,14 @@ import dev.muster.device.plain
 import dev.muster.device.sha256
 import dev.muster.device.utf8
 import dev.muster.device.wire.Problem
+import okhttp3.Authenticator
+import okhttp3.CookieJar
+import okhttp3.Dns
 import okhttp3.Headers
 import okhttp3.Headers.Companion.toHeaders
 import okhttp3.HttpUrl
 import okhttp3.HttpUrl.Companion.toHttpUrl
+import okhttp3.Interceptor
 import okhttp3.MediaType
 import okhttp3.OkHttpClient
 import okhttp3.Request
@@ -34,7 +38,10 @@ import okhttp3.Response
 import okio.Buffer
 import okio.BufferedSink
 import java.io.IOException
+import java.net.InetAddress
+import java.util.concurrent.FutureTask
 import java.util.concurrent.TimeUnit
+import kotlin.concurrent.thread
 
 private val COVERED = listOf("@method", "@authority", "@path", "@query")
 private val SIGNED_FIELDS = listOf("content-digest", "upload-offset", "upload-length", "upload-complete", "repr-digest")
@@ -97,7 +104,8 @@ internal fun deviceId(key: String): String = hex(sha256(utf8(key))).take(ID_HEX)
 /**
  * One call of the wire protocol.
  *
- * timeoutS: for the head of the answer, once the body has left, and for each piece of the answer's body. most: bytes of that body.
+ * timeoutS: for the head of the answer, once the body has left, and for each piece of the answer's body; for all of it where nothing
+ * can cancel the call. most: bytes of that body.
  * arrived: the bytes that earlier attempts brought of the body with this `etag`; an answer goes on with them, or begins anew.
  */
 internal class Call(
@@ -140,10 +148,13 @@ internal fun send(platform: Platform, base: HttpUrl, call: Call, signer: Signer,
 }
 
 private fun exchange(http: OkHttpClient, url: HttpUrl, call: Call, fields: Map<String, String>, moved: BytesMoved): Answer {
-    // A connection that breaks is the caller's matter: OkHttp would send the same nonce twice.
-    val wholeS = call.timeoutS + ((call.body?.size ?: 0) + call.most) / SLOWEST
+    val wholeS = call.timeoutS + if (call.cancelled == null) 0.0 else ((call.body?.size ?: 0) + call.most) / SLOWEST
+    // An app's client may have more than a connection: nothing of the app's may leave, and no nonce be sent twice.
     val client =
         http.newBuilder().retryOnConnectionFailure(false).followRedirects(false)
+            .cache(null).cookieJar(CookieJar.NO_COOKIES).authenticator(Authenticator.NONE)
+            .addNetworkInterceptor(::withoutRepetition)
+            .dns(Names(http.dns, call.cancelled ?: Stop(), wholeS))
             .readTimeout(millis(call.timeoutS), TimeUnit.MILLISECONDS)
             .writeTimeout(millis(TIMEOUT_S), TimeUnit.MILLISECONDS)
             .callTimeout(millis(wholeS), TimeUnit.MILLISECONDS)
@@ -152,6 +163,23 @@ private fun exchange(http: OkHttpClient, url: HttpUrl, call: Call, fields: Map<S
     val body = call.body ?: if (call.method in listOf("POST", "PUT", "PATCH")) ByteArray(0) else null
     val running = client.newCall(Request.Builder().url(url).headers(headers.toHeaders()).method(call.method, body?.let { Body(it, moved) }).build())
     return (call.cancelled ?: Stop()).use(running::cancel) { running.execute().use { read(call, it, moved) } }
+}
+
+/** OkHttp repeats a request at once where the answer 503 says to come back in 0 seconds. */
+private fun withoutRepetition(chain: Interceptor.Chain): Response =
+    chain.proceed(chain.request()).let { if (it.header("retry-after") == "0") it.newBuilder().removeHeader("retry-after").build() else it }
+
+/** Looks names up on a thread of its own, since nothing but time ends that, and gives up once `stop` is set. */
+private class Names(private val names: Dns, private val stop: Stop, private val timeoutS: Double) : Dns {
+    override fun lookup(hostname: String): List<InetAddress> {
+        val found = FutureTask { names.lookup(hostname) }
+        thread(isDaemon = true, name = "muster-names", block = found::run)
+        try {
+            return stop.use({ found.cancel(true) }) { found.get(millis(timeoutS), TimeUnit.MILLISECONDS) }
+        } catch (error: Exception) {
+            throw error.cause as? IOException ?: IOException("$hostname was not found: $error")
+        }
+    }
 }
 
 private fun millis(seconds: Double): Long = minOf(1000 * seconds, Int.MAX_VALUE.toDouble()).toLong()

@@ -8,7 +8,6 @@ package dev.muster.device.protocol
 import dev.muster.device.BadAnswer
 import dev.muster.device.BlobCache
 import dev.muster.device.BytesMoved
-import dev.muster.device.DeviceException
 import dev.muster.device.FormatException
 import dev.muster.device.Json
 import dev.muster.device.Platform
@@ -43,7 +42,8 @@ import kotlin.random.Random
 private const val RETRIES = 3
 private const val FIRST_DELAY_S = 0.5
 private const val LONGEST_DELAY_S = 60.0
-private const val LEAVING_S = 2.0
+// A stopped session ends within a second.
+private const val LEAVING_S = 0.8
 
 // A larger report is uploaded resumably, so that a broken connection loses nothing.
 private const val LARGEST_WHOLE = 8 shl 20
@@ -376,7 +376,7 @@ internal class Hold(private val platform: Platform, private val transport: Trans
             isOpen = true
             transport.hold(given.assignment, waitS, over)
             return min(afterS, max(0.0, afterS - (platform.now() - at)))
-        } catch (error: DeviceException) {
+        } catch (error: Exception) { // what nobody catches would end an app
             if (error !is Refused) return afterS / 2
             if (!error.isFinal) return max(afterS / 2, min(error.hints.afterS, 2 * afterS))
             if (error.isNotWanted) refused = error

@@ -25,6 +25,7 @@ import dev.muster.device.kept.Outcome
 import dev.muster.device.kept.Phase
 import dev.muster.device.kept.keptBlobs
 import dev.muster.device.kept.writeJournal
+import dev.muster.device.known
 import dev.muster.device.permission.Place
 import dev.muster.device.permission.Policy
 import dev.muster.device.permission.checkModel
@@ -93,15 +94,19 @@ public fun runSession(platform: Platform, config: SessionConfig): Outcome {
     val session = Session(platform, config, transport)
     try {
         session.run()
-    } catch (error: DeviceException) {
-        session.fail(error)
+    } catch (error: Throwable) {
+        session.fail(known(error))
         if (error is PolicyForbids) session.outcome = session.outcome.copy(outcome = "not-now")
     }
     // A plan and a graph contain foreign texts too, which end up in error messages.
     val ended =
         session.outcome.copy(detail = plain(session.outcome.detail), bytesUp = transport.moved.up, bytesDown = transport.moved.down)
     val outcome = ended.copy(told = toldOf(ended, "${config.coordinator.scheme}://${config.coordinator.host}"))
-    writeJournal(platform.store, platform.now(), outcome.members())
+    try {
+        writeJournal(platform.store, platform.now(), outcome.members())
+    } catch (error: DeviceException) {
+        return outcome.failed(error)
+    }
     return outcome
 }
 
@@ -121,13 +126,13 @@ private class Session(private val platform: Platform, private val config: Sessio
     private var minExamples = emptyMap<String, Long>()
     private val tokenRow = "${Identity.TOKEN}${config.coordinator}:${config.population}"
 
-    /** Note an error. Once the session is told to stop, it cuts its own connections, which is then the cause. */
+    /** Note an error. Once the session is told to stop, it cuts its own connections and graphs, which is then the cause. */
     fun fail(error: DeviceException) {
         outcome = outcome.failed(causeOf(error))
     }
 
     private fun causeOf(error: DeviceException): DeviceException =
-        if (error is TransportException && config.stop.isSet) NotAllowedNow(STOPPING) else error
+        if ((error is TransportException || error is RuntimeFailed) && config.stop.isSet) NotAllowedNow(STOPPING) else error
 
     /** Everything from the policy to the receipt. */
     fun run() {
@@ -247,7 +252,7 @@ private class Session(private val platform: Platform, private val config: Sessio
         // In a secure round a graph's noise must stay secret: a plan could use it to place examples apart in the sum.
         val secret = if (given.secagg == null) ByteArray(0) else platform.random(SECRET_BYTES)
         val key = StreamKey(given.seed, given.round, given.slot, secret)
-        return withGraphs(runGraphs(plan), visit::blob) { graphs ->
+        return withGraphs(runGraphs(plan), visit::blob, config.stop) { graphs ->
             execute(Work(plan, graphs, broadcast, frozen, kept, examples, key, keepGoing))
         }
     }
@@ -271,8 +276,8 @@ private class Session(private val platform: Platform, private val config: Sessio
         hold = held
         try {
             work()
-        } catch (error: Throwable) { // a graph may exhaust memory, too, and the round must not wait for this device
-            val known = error as? DeviceException ?: RuntimeFailed("the device's own code failed: $error")
+        } catch (error: Throwable) { // the round must not wait for this device
+            val known = known(error)
             // A report that may still arrive stays kept: the next session sends it if there is time left.
             val mayArrive = known is TransportException && !(known is Refused && known.isFinal)
             if (!(mayArrive && isTrained)) giveUp(given, causeOf(known))
@@ -307,9 +312,10 @@ private class Session(private val platform: Platform, private val config: Sessio
     private fun planOf(given: Assignment): Plan = decodePlan(visit.blob(given.plan), given.round)
 
     /** Bytes that the cache must hold for a plan between rounds: all that it needs, but for what models keep anyway. */
-    private fun toCache(given: Assignment, plan: Plan): Long {
+    private fun toCache(given: Assignment, plan: Plan): Double {
         val stays = keptBlobs(platform.store)
-        return (listOf(given.plan, given.checkpoint) + keptRefs(plan)).filter { it.sha256 !in stays }.distinctBy { it.sha256 }.sumOf { it.size }
+        return (listOf(given.plan, given.checkpoint) + keptRefs(plan)).filter { it.sha256 !in stays }.distinctBy { it.sha256 }
+            .sumOf { it.size.toDouble() }
     }
 
     private fun noteAssignment(given: Assignment) {

@@ -72,7 +72,7 @@ class ReleasesTest {
             ) + changes,
         )
 
-    private fun digits(round: Int) = "0".repeat(62) + "%02d".format(round)
+    private fun digits(round: Int) = round.toString().padStart(64, '0')
 
     /** An assignment to train in `round`, or with changes. */
     private fun given(round: Int, vararg changes: Pair<String, Any?>): Assignment {

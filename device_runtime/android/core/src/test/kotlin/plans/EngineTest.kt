@@ -39,6 +39,14 @@ class EngineTest {
     }
 
     @Test
+    fun `a graph that is stopped runs no more, also when it is freed`() {
+        graph.stop()
+        assertThrows<RuntimeFailed> { run(flatTensor(FloatArray(3)), flatTensor(FloatArray(3))) }
+        graph.close()
+        graph.stop()
+    }
+
+    @Test
     fun `a plan that asks for more memory than there is is refused`() {
         assertThrows<PlanRefused> { Tensor(DType.INT64, listOf(Int.MAX_VALUE)) }
     }

@@ -134,8 +134,15 @@ class PlanTest {
 
     @Test
     fun `what calls of many steps hold counts in the estimate of a plan's memory`() {
-        assertEquals(4L * (12 + 4 + 8), batchBytes(plan(device["runner"]["plan"].text())))
-        assertEquals(2L * MOST_CALL_BYTES, batchBytes(plan(device["runner"]["many_plan"].text())))
+        assertEquals(4.0 * (12 + 4 + 8), batchBytes(plan(device["runner"]["plan"].text())))
+        assertEquals(2.0 * MOST_CALL_BYTES, batchBytes(plan(device["runner"]["many_plan"].text())))
+    }
+
+    @Test
+    fun `a batch beyond every integer counts as what it is`() {
+        val text = device["runner"]["plan"].text().replace(Regex("\"shape\": ?\\[3]"), "\"shape\":[2147483647]")
+        val huge = plan(text.replace(Regex("\"batch_size\": ?[0-9]+"), "\"batch_size\": 2147483647"))
+        assertTrue(batchBytes(huge) > 1e18, "${batchBytes(huge)}")
     }
 
     @Test
