@@ -4,14 +4,16 @@ import contextlib
 import functools
 import json
 import shutil
+import subprocess
 from types import SimpleNamespace
 
 import pytest
 
+from simulator.fleet import fork_servers
 from tests.conformance import plain, secure  # noqa: F401  # they make promises
 from tests.conformance.__main__ import main
 from tests.conformance.device import known, started
-from tests.conformance.promises import PROMISES, stage
+from tests.conformance.promises import PROMISES, RUNTIMES, stage
 from tests.device_runtime.node import node, sessions
 from tests.forked import DEVICE, forked
 from tests.tree import ROOT
@@ -27,7 +29,7 @@ def is_brief(one, runtime):
 
     Node has no other suite of what the specification promises.
     """
-    return runtime == "node" or (one.brief and (runtime != "browser" or one.name in IN_A_BROWSER))
+    return runtime == "node" or (one.brief and (runtime == "python" or one.name in IN_A_BROWSER))
 
 
 @pytest.fixture(scope="session")
@@ -36,8 +38,10 @@ def command_line(tmp_path_factory):
 
     @functools.cache
     def found(runtime):
-        if runtime != "python":
+        if runtime in {"node", "browser"}:
             node()
+        if runtime == "jvm" and not fork_servers.JVM_PROGRAM.exists():
+            pytest.skip("there is no program of the device in Kotlin: `make android` builds it")
         if runtime == "browser" and shutil.which("chromedriver") is None:
             pytest.skip("there is no Chromium with its driver: apt-get install chromium chromium-driver")
         return known(runtime, tmp_path_factory.mktemp("page") / "built")
@@ -62,13 +66,25 @@ def in_node():
     [
         pytest.param(one, runtime, id=f"{one.name}-{runtime}", marks=() if is_brief(one, runtime) else LONG)
         for one in PROMISES
-        for runtime in ("python", "node", "browser")
+        for runtime in RUNTIMES
     ],
 )
 def test_a_device_keeps_what_the_specification_promises(one, runtime, command_line, in_node, tmp_path):
-    run = {"python": forked(DEVICE).run, "node": in_node, "browser": started}
-    with stage(command_line(runtime), tmp_path, run[runtime]) as (coordinator, device):
+    run = {"python": forked(DEVICE).run, "node": in_node}
+    with stage(command_line(runtime), tmp_path, run.get(runtime, started)) as (coordinator, device):
         one.scenario(coordinator, device)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1800)
+def test_the_device_in_kotlin_keeps_them_shrunk_and_renamed_as_in_an_app(command_line, monkeypatch, capsys):
+    program = fork_servers.JVM_PROGRAM
+    words = command_line("jvm").replace(
+        f"-jar {program}", f"-cp {program.parent}/shrunk.jar dev.muster.device.jvm.Command"
+    )
+    subprocess.run([program.parents[1] / "shrink"], check=True)
+    monkeypatch.setattr("sys.argv", ["conformance", "--device", words])
+    assert main() == 0, capsys.readouterr().out
 
 
 def test_every_promise_names_a_section_of_the_specification():

@@ -44,7 +44,9 @@ private fun opened(file: File, tables: List<String>): SQLiteDatabase {
     // The platform's own handler of damage removes the file.
     val database = SQLiteDatabase.openOrCreateDatabase(file.path, null) { }
     try {
-        database.disableWriteAheadLogging() // whose commits are not durable at once
+        // What is committed must be on the disk. How a phone sets these is its maker's choice.
+        database.disableWriteAheadLogging()
+        database.execSQL("PRAGMA synchronous = FULL")
         if (database.version > VERSION) {
             throw StateDamaged("${file.name} is of a newer version of this library: update the app, or erase what Muster keeps")
         }

@@ -25,6 +25,9 @@ import kotlin.concurrent.thread
 private const val LOCKING =
     "import fcntl,sys,time; f=open(sys.argv[1],'r+'); fcntl.lockf(f,fcntl.LOCK_EX); print('l',flush=True); time.sleep(60)"
 
+/** SQLite's number for a journal and a database that are written through to the disk. */
+private const val FULL = 2
+
 /** What a phone keeps is sealed, whole after any end of the process, and never erased in silence. */
 @RunWith(RobolectricTestRunner::class)
 @Config(manifest = Config.NONE, sdk = [35])
@@ -53,6 +56,14 @@ class StateTest {
             assertNull(phone.store.get("gone"))
         }
         assertFalse("secret" in file.readBytes().toString(Charsets.ISO_8859_1))
+    }
+
+    @Test
+    fun `a write is on the disk when it returns`() {
+        openDatabase(file, listOf(SealedStore.TABLE)) { }.use { database ->
+            assertEquals(listOf(FULL), database.rows("PRAGMA synchronous") { it.getInt(0) })
+            assertNotEquals(listOf("wal"), database.rows("PRAGMA journal_mode") { it.getString(0) })
+        }
     }
 
     @Test
