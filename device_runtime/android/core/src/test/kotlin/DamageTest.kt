@@ -10,7 +10,6 @@ import dev.muster.device.plans.VectorSpec
 import dev.muster.device.plans.checkGraph
 import dev.muster.device.plans.decodePlan
 import dev.muster.device.plans.decodeVectors
-import dev.muster.device.secagg.ClientState
 import dev.muster.device.secagg.SecaggException
 import dev.muster.device.secagg.checkCredential
 import dev.muster.device.sessions.MemoryStore
@@ -29,7 +28,6 @@ import okhttp3.HttpUrl.Companion.toHttpUrl
 import org.junit.jupiter.api.Assertions.assertTrue
 import org.junit.jupiter.api.DynamicTest.dynamicTest
 import org.junit.jupiter.api.TestFactory
-import java.util.BitSet
 
 /** Damaged bytes: every decoder refuses them with an error that it promises, or reads them as what they now are. */
 class DamageTest {
@@ -39,7 +37,6 @@ class DamageTest {
     private val checkpoint = device["checkpoints"].items()[3]
     private val specs = checkpoint["vectors"].members().map { (name, one) -> VectorSpec(name, (one as List<*>).size) }
     private val target = Place("http://127.0.0.1:1".toHttpUrl(), "p", Policy())
-    private val state = ClientState(ByteArray(32), 9, 3, 4, 2, BitSet().apply { set(0, 9) }, emptyList())
 
     private fun json(text: Json, of: (Json) -> Any) = utf8(text.text()) to { data: ByteArray -> of(Json.parse(data, "it")) }
 
@@ -59,7 +56,6 @@ class DamageTest {
             "a graph" to (fromHex(device["runner"]["graphs"]["train.step"].text()) to { checkGraph(it, "g") }),
             "a tokenizer" to (utf8(Json.write(vectors("tokenizers.json")["tokenizers"].items()[0]["file"].value)) to ::tokenizer),
             "a credential" to (ByteArray(88) to { checkCredential(ByteArray(32) { 2 }, ByteArray(32) { 3 }, it, 0u) }),
-            "a state of SA1" to (state.encoded() to { ClientState.decode(it) }),
             "a policy" to (utf8("""{"min_cohort": 8, "signers": [], "plan": {"parameters": 9}}""") to { Policy.of(String(it)) }),
             "a kept assignment" to (keptAssignment() to ::keptAgain),
         )

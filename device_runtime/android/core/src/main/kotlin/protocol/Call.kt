@@ -180,6 +180,11 @@ private class Names(private val names: Dns, private val stop: Stop, private val 
             throw error.cause as? IOException ?: IOException("$hostname was not found: $error")
         }
     }
+
+    // A connection is used again by calls with equal means.
+    override fun equals(other: Any?): Boolean = other is Names && other.names == names
+
+    override fun hashCode(): Int = names.hashCode()
 }
 
 private fun millis(seconds: Double): Long = minOf(1000 * seconds, Int.MAX_VALUE.toDouble()).toLong()

@@ -5,7 +5,6 @@ import dev.muster.device.AlreadyRevealed
 import dev.muster.device.DeadlinePassed
 import dev.muster.device.Refused
 import dev.muster.device.SecaggRefused
-import dev.muster.device.StateDamaged
 import dev.muster.device.Stop
 import dev.muster.device.kept.AssignmentKeeper
 import dev.muster.device.kept.KeptAssignment

@@ -9,7 +9,6 @@ package dev.muster.device.secagg
 import dev.muster.device.KEY_BYTES
 import dev.muster.device.PairKey
 import dev.muster.device.concat
-import dev.muster.device.fromLittleEndian
 import dev.muster.device.joined
 import dev.muster.device.littleEndian
 import dev.muster.device.sha256

@@ -67,7 +67,8 @@ private const val STOPPING = "a condition for work no longer holds: the applicat
 
 // Answers to an upload that leave no assignment to give up: unknown, decided, too late.
 private val OVER = setOf(404, 409, 410)
-private val BLANKS = Regex("\\s+")
+// What Python takes for space, on every platform: the meaning of \s alone differs between Java and Android.
+private val BLANKS = Regex("[\\s\\p{Z}\\x1c-\\x1f\\x85]+")
 
 /**
  * Where and how a device takes part.
@@ -211,7 +212,7 @@ private class Session(private val platform: Platform, private val config: Sessio
         guard.spend(got) // now: a device that is killed at work has used it
         guard.checkAssignment(given)
         val plan = planOf(given)
-        val question = plan.question?.let { visible(it.trim().replace(BLANKS, " ")) }
+        val question = plan.question?.let { onOneLine(it) }
         outcome = outcome.copy(question = question)
         guard.checkQuestion(question)
         val count = platform.examples.counts()[plan.examples.collection] ?: 0
@@ -335,6 +336,9 @@ private class Session(private val platform: Platform, private val config: Sessio
             )
     }
 }
+
+/** A question as its owner reads it. */
+internal fun onOneLine(question: String): String = visible(question.replace(BLANKS, " ").trim())
 
 /** What became of a question that `by` asked, in words for the owner; empty where none was asked. As in Python. */
 internal fun toldOf(ended: Outcome, by: String): String {

@@ -193,34 +193,4 @@ class PlanTest {
         val graph = fromHex(device["runner"]["graphs"]["train.step"].text())
         for (end in graph.indices step 7) assertThrows<PlanRefused> { Graph.load(graph.copyOf(end), "g") }
     }
-
-    @TestFactory
-    fun `damaged bytes are refused by name, or read as what they now are`(): List<DynamicTest> {
-        val graph = fromHex(device["runner"]["graphs"]["train.step"].text())
-        val vectors = device["checkpoints"].items().last()
-        val specs = vectors["vectors"].members().map { (name, values) -> VectorSpec(name, (values as List<*>).size) }
-        return listOf(
-            damaged("a plan", utf8(written)) { decodePlan(it, 1) },
-            damaged("a graph", graph) { checkGraph(it, "g") },
-            damaged("a checkpoint", fromHex(vectors["bytes"].text())) { decodeVectors(it, specs) },
-        )
-    }
-
-    private fun damaged(name: String, data: ByteArray, read: (ByteArray) -> Unit) =
-        dynamicTest(name) {
-            val random = Random(1)
-            val refused =
-                (1..2000).count {
-                    val bytes = data.copyOf()
-                    repeat(random.nextInt(1, 4)) { bytes[random.nextInt(bytes.size)] = random.nextInt(256).toByte() }
-                    try {
-                        read(if (random.nextInt(4) > 0) bytes else bytes.copyOf(random.nextInt(bytes.size)))
-                        false
-                    } catch (error: DeviceException) {
-                        assertTrue(error is PlanRefused || error is FormatException)
-                        true
-                    }
-                }
-            assertTrue(refused > 200)
-        }
 }

@@ -155,6 +155,22 @@ class LiesTest {
     }
 
     @Test
+    fun `a connection that is kept is used again`() {
+        val sources = CopyOnWriteArrayList<Int>()
+        answering { socket ->
+            while (true) {
+                sources += socket.port
+                socket.say("${HEAD}Content-Length: 2\r\n\r\n{}")
+                head(socket)
+            }
+        }
+        val http = OkHttpClient()
+        val name = "http://localhost:${server.localPort}".toHttpUrl()
+        repeat(3) { call(http, url = name) }
+        assertEquals(listOf(1, 3), listOf(sources.toSet().size, sources.size))
+    }
+
+    @Test
     fun `cookies of an app's client are not sent, nor kept`() {
         val jar =
             object : CookieJar {

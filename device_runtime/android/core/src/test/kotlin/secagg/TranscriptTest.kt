@@ -3,6 +3,7 @@ package dev.muster.device.secagg
 import dev.muster.device.Ed25519Key
 import dev.muster.device.Json
 import dev.muster.device.PairKey
+import dev.muster.device.damaged
 import dev.muster.device.fromHex
 import dev.muster.device.hex
 import dev.muster.device.items
@@ -16,7 +17,6 @@ import org.junit.jupiter.api.DynamicTest.dynamicTest
 import org.junit.jupiter.api.Test
 import org.junit.jupiter.api.TestFactory
 import org.junit.jupiter.api.assertThrows
-import java.util.Random
 
 private const val SLOT = "10"
 private const val TIMES = 300
@@ -186,24 +186,12 @@ class TranscriptTest {
     private fun refusals(data: ByteArray, read: (ByteArray) -> Unit): Int =
         (0 until TIMES).count { seed ->
             try {
-                read(damaged(data, Random(seed.toLong())))
+                read(damaged(data, seed))
                 false
             } catch (_: SecaggException) {
                 true
             }
         }
-
-    /** Bytes with up to four changed, and then some cut off, or some twice. */
-    private fun damaged(data: ByteArray, random: Random): ByteArray {
-        val found = data.copyOf()
-        repeat(1 + random.nextInt(4)) { found[random.nextInt(data.size)] = random.nextInt().toByte() }
-        val (to, from) = random.nextInt(data.size) to random.nextInt(data.size)
-        return when (random.nextInt(4)) {
-            0 -> found.copyOf(to)
-            1 -> found.copyOf(to) + found.copyOfRange(from, found.size)
-            else -> found
-        }
-    }
 
     @Test
     fun `invitations for an answered round, another model or another layout are refused`() {

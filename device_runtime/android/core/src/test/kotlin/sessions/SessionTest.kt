@@ -84,6 +84,11 @@ class SessionTest {
         assertEquals(listOf("journal-lost", "reported"), journal(store).map { it["outcome"] })
     }
 
+    @Test
+    fun `a question is on one line, whatever the spaces between its words are`() {
+        assertEquals("how many of them", onOneLine("\u2028how\u00a0\u2003many\u0085of \u001c\tthem\n"))
+    }
+
     private companion object {
         const val SESSIONS = 150
         const val REQUESTS = 11
