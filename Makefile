@@ -14,6 +14,7 @@ export PYTHONDONTWRITEBYTECODE :=
 
 JS := device_runtime/js
 ANDROID := device_runtime/android
+JVM := $(ANDROID)/jvm/target
 NODE_IS_NEW := node $(JS)/node-is-new.cjs 2>/dev/null
 
 .DEFAULT_GOAL := help
@@ -40,6 +41,8 @@ js: $(JS)/node_modules/.package-lock.json ## check and test the device runtime i
 android: $(INSTALLED) ## build and test the device runtime in Kotlin, with Java 17, Maven and Debian's aapt
 	@$(ANDROID)/needs java mvn aapt
 	mvn -q -f $(ANDROID) package
+	@-java -XX:+UseSerialGC -Xlog:disable -XX:ArchiveClassesAtExit=$(JVM)/muster-device.jsa -jar $(JVM)/muster-device.jar run --once \
+		--coordinator http://127.0.0.1:9 --population none --examples simulator/datasets/digits.npz --state $(JVM)/state >/dev/null
 	$(BIN)/python -m tests.conformance --device jvm
 
 apk: android ## make a signed debug APK of the sample app, with Debian's aapt, zipalign and apksigner too

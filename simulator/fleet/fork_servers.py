@@ -186,6 +186,15 @@ def program() -> str:
 
 JVM_PROGRAM = Path(device_runtime.__file__).parent / "android" / "jvm" / "target" / "muster-device.jar"
 
+# Classes as the JVM keeps them, which `make android` writes. The JVM goes without where they are missing or older than
+# the program, and says so on standard output unless it is told not to.
+JVM_OPTIONS = (
+    "-XX:+UseSerialGC",
+    f"-XX:SharedArchiveFile={JVM_PROGRAM.with_suffix('.jsa')}",
+    "-Xlog:disable",
+    "-Xlog:all=error:stderr",
+)
+
 
 def java_command(*words: str) -> list[str]:
     """The command line of the device runtime in Kotlin. Raises FleetError, saying what is missing."""
@@ -193,7 +202,7 @@ def java_command(*words: str) -> list[str]:
         raise FleetError("devices on the JVM need Java 17 or newer, and there is none on the PATH")
     if not JVM_PROGRAM.exists():
         raise FleetError(f"devices on the JVM need {JVM_PROGRAM}: `make android` in a checkout of Muster builds it")
-    return [java, "-XX:+UseSerialGC", "-jar", str(JVM_PROGRAM), *words]
+    return [java, *JVM_OPTIONS, "-jar", str(JVM_PROGRAM), *words]
 
 
 _ENDED = decoder(Ended)
@@ -223,14 +232,14 @@ def fork_servers(backends: Mapping[str, Sequence[str]]) -> Iterator[ForkServers]
     Node, Java or a browser is needed and missing.
     """
     ended: EndedSessions = queue.SimpleQueue()
-    commands = {host: _command(host, names) for host, names in backends.items()}
+    commands = {host: host_command(host, names) for host, names in backends.items()}
     with contextlib.ExitStack() as stack:
         starts = {host: stack.enter_context(_process(*command, ended)) for host, command in commands.items()}
         yield lambda host, start: starts[host](start), ended
 
 
-def _command(host: str, backends: Sequence[str]) -> tuple[list[str], dict[str, str]]:
-    """The command line and the environment of a host."""
+def host_command(host: str, backends: Sequence[str]) -> tuple[list[str], dict[str, str]]:
+    """The command line and the environment of a host. Raises FleetError or SysrootError where something is missing."""
     if host == NODE:
         return fleet_command(), dict(os.environ)
     if host == BROWSER:

@@ -46,6 +46,7 @@ private val FLAGS = setOf("--once", "--json")
 private const val BLANKS = " \t\n\r\u000b\u000c"
 
 internal fun main(words: Array<String>) {
+    useUnpackedLibraries()
     val code =
         when {
             words.isEmpty() || "--help" in words || "-h" in words -> println(HELP).let { if (words.isEmpty()) 2 else 0 }

@@ -20,6 +20,9 @@ private val SYSTEM = ManagementFactory.getOperatingSystemMXBean() as OperatingSy
 private val THREADS = ManagementFactory.getThreadMXBean()
 private val RANDOM = SecureRandom()
 
+/** It is read from the control groups' files, which takes longer than a check-in's other members. */
+private val MEMORY_BYTES: Long by lazy { SYSTEM.totalMemorySize }
+
 /** One client for all devices of a process, which share its connections. */
 private val HTTP = OkHttpClient()
 
@@ -36,7 +39,7 @@ internal class JvmPlatform(
     override val blobs = FileBlobs(state)
     override val engineName: String = engineName()
     override val http: OkHttpClient get() = HTTP
-    override val memoryBytes: Long get() = SYSTEM.totalMemorySize
+    override val memoryBytes: Long get() = MEMORY_BYTES
 
     override fun signingKey(name: String): SigningKey = keptSigningKey(store, name)
 

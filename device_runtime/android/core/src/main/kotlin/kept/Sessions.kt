@@ -18,11 +18,11 @@ import dev.muster.device.Target
 import dev.muster.device.base64
 import dev.muster.device.fromBase64
 import dev.muster.device.keeping
-import dev.muster.device.keptJson
 import dev.muster.device.wire.Assignment
 
 private const val JOURNAL = "journal"
 private const val MOST_ENTRIES = 1000
+private const val LOST = "journal-lost"
 
 /**
  * The end of a session.
@@ -88,19 +88,24 @@ public data class Outcome(
  * at: seconds since 1970.
  */
 internal fun writeJournal(store: Store, at: Double, entry: Map<String, Any?>) {
-    val before =
-        try {
-            journal(store)
-        } catch (error: StateDamaged) {
-            listOf(mapOf("at" to at, "outcome" to "journal-lost", "detail" to error.message))
-        }
-    val entries = before.takeLast(MOST_ENTRIES - 1) + listOf(mapOf("at" to at) + entry)
-    store.write(mapOf(JOURNAL to Json.write(entries)))
+    val kept = store.get(JOURNAL).orEmpty()
+    val isWhole = kept.isEmpty() || (kept.startsWith("{") && kept.endsWith("}\n"))
+    val before = if (isWhole) kept else line(mapOf("at" to at, "outcome" to LOST))
+    val oldest = if (before.count { it == '\n' } < MOST_ENTRIES) 0 else before.indexOf('\n') + 1
+    store.write(mapOf(JOURNAL to before.substring(oldest) + line(mapOf("at" to at) + entry)))
 }
 
-/** The journal's entries, the oldest first. Throws [StateDamaged]. */
+private fun line(entry: Map<String, Any?>) = "${Json.write(entry)}\n"
+
+/** The journal's entries, the oldest first. One that cannot be read says so as its outcome. */
 internal fun journal(store: Store): List<Map<String, Any?>> =
-    keptJson(store, JOURNAL)?.let { kept -> keeping(JOURNAL) { kept.list { it.members() } } } ?: emptyList()
+    store.get(JOURNAL).orEmpty().lines().filter { it.isNotEmpty() }.map { line ->
+        try {
+            Json.parse(line, "journal").members()
+        } catch (_: FormatException) {
+            mapOf("outcome" to LOST)
+        }
+    }
 
 /** How far the work on an assignment is. */
 internal enum class Phase { ASSIGNED, TRAINED, MASKED, REPORTED }
