@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -305,6 +305,7 @@ BROWSER = (
     f"all, by default {AT_PAGE}, and --rounds secure rounds, by default {ROUNDS_AT_PAGE}, with the first algorithm. "
     "page.png, in the folder of --out, shows the page."
 )
+RUNTIME = "What trains: devices in Python, each a process, or in Kotlin (jvm), all in one process; `make android`."
 IN_CLEAR = "What the coordinator saw: every report in the clear, with its weight and its loss. It kept only their sums."
 
 
@@ -322,6 +323,7 @@ def demo(
         bool, typer.Option("--plain", help="Without secure aggregation: the coordinator sees every report.")
     ] = False,
     browser: Annotated[bool, typer.Option("--browser", help=BROWSER)] = False,
+    runtime: Annotated[Literal["python", "jvm"], typer.Option(help=RUNTIME)] = "python",
     json: output.Json = False,
 ) -> None:
     """Train a digit recogniser on 60 emulated devices.
@@ -333,6 +335,8 @@ def demo(
     limits the agreement. Then the devices of the held-out users evaluate the best model, it is released to all devices,
     and one of them reads ten digits with it.
     """
+    if browser and runtime != "python":
+        raise typer.BadParameter("beside the page are devices on Node; leave this out", param_hint="--runtime")
     if browser:
         _in_a_browser(algorithms.partition(",")[0], rounds, devices, seed, out, plain=plain, json=json)
         return
@@ -345,7 +349,7 @@ def demo(
     for name in names:
         create(name, None, [module_of(name)])
     secure = devices >= LEAST_COHORT and not plain
-    result = _trained(names, rounds, devices, seed, secure=secure, out=out)
+    result = _trained(names, rounds, devices, seed, secure=secure, out=out, runtime=runtime)
     from muster.pictures import draw_measured
 
     picture = (out or Path()) / PICTURE
@@ -382,10 +386,8 @@ def _in_a_browser(
     output.remark(f"a picture of the page: {result.picture}")
 
 
-def _trained(
-    names: tuple[str, ...], rounds: int, devices: int, seed: int, *, secure: bool, out: Path | None
-) -> DemoResult:
-    """Run all algorithms, and show how far they are."""
+def _trained(names: tuple[str, ...], rounds: int, devices: int, seed: int, **how: Any) -> DemoResult:
+    """Run all algorithms, and show how far they are. how: of `trained`."""
     from muster.python.operating import trained
 
     with ExitStack() as stack:
@@ -396,7 +398,7 @@ def _trained(
             lines = {name: bar.add_task(name, total=rounds, note="") for name in names}
             return lambda name, number, note: bar.update(lines[name], completed=number, note=note)
 
-        return trained(names, rounds, devices, seed, secure=secure, out=out, loading=output.loading, begin=begin)
+        return trained(names, rounds, devices, seed, loading=output.loading, begin=begin, **how)
 
 
 def _summary(result: DemoResult, picture: Path) -> dict[str, object]:

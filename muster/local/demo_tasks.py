@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Literal
 
 from prometheus_client.samples import Sample
 
@@ -33,6 +34,7 @@ from simulator.configuration import SimulationConfig
 from simulator.engine import Engine, evaluate
 from simulator.fleet.fleet import FleetSummary, Session
 from simulator.fleet.fork_servers import ForkServers
+from simulator.fleet.profile import counted_kinds
 from simulator.population import Population
 from simulator.proofs import counted_cohort
 from simulator.runs.reading import SECONDS
@@ -70,7 +72,7 @@ class DemoConfig:
     """The configuration. Of the 60 devices `devices` are active at a time; every round waits for that many reports.
 
     secure: mask reports, which needs LEAST_COHORT devices or more, and a coordinator with an authority. out: a folder
-    that keeps a run of each algorithm, with its plan; None keeps nothing.
+    that keeps a run of each algorithm, with its plan; None keeps nothing. runtime: of the devices that train.
     """
 
     algorithms: tuple[str, ...]
@@ -80,6 +82,7 @@ class DemoConfig:
     seed: int = 0
     secure: bool = False
     out: Path | None = None
+    runtime: Literal["python", "jvm"] = "python"
 
     @property
     def devices_folder(self) -> Path:
@@ -257,7 +260,8 @@ class Trainer:
                 follow()
 
         settings, folder = self.store.task(task).settings, self.config.devices_folder
-        fleet = local_fleet(self.coordinator, settings, self.train, self.key, folder, concurrency=self.config.devices)
+        how = {"concurrency": self.config.devices, "kinds": counted_kinds(f"{self.config.runtime}:{len(self.train)}")}
+        fleet = local_fleet(self.coordinator, settings, self.train, self.key, folder, **how)
         summary = fleet.run(on_session, self.servers)
         follow()
         seconds = time.monotonic() - started
@@ -332,7 +336,7 @@ class Trainer:
         config = self.config
         settings = self._settings(f"digits-{exported.algorithm.name}", config.devices, config.rounds, self.train)
         settings = for_algorithm(settings, exported.algorithm, self.train)
-        choose_keys(config.devices_folder / settings.population, settings, self.train)
+        choose_keys(config.devices_folder / settings.population, settings, self.train, config.runtime)
         return self.coordinator.create_task(exported.bundle, settings, self.key).id
 
     def _settings(

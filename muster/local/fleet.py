@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import base64
+import sqlite3
 import time
 from collections.abc import Iterable, Mapping
+from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -27,7 +30,7 @@ from muster.local.server import LocalCoordinator
 from muster.releasing_models import Source, evaluation_of, keep, next_release, plan_of
 from simulator.engine import Engine
 from simulator.fleet.fleet import Fleet, FleetConfig, FleetSummary, device_in, state_folder
-from simulator.fleet.fork_servers import ForkServers
+from simulator.fleet.fork_servers import JVM, ForkServers
 from simulator.population import Population
 from simulator.proofs import counted_cohort, worst_difference
 
@@ -110,20 +113,30 @@ class AppResult:
     seconds: float
 
 
-def choose_keys(folder: Path, settings: TaskSettings, users: Population) -> None:
+def choose_keys(folder: Path, settings: TaskSettings, users: Population, runtime: str = "python") -> None:
     """Make the keys of the users' devices, such that the hold-out of these settings puts all on the task's side.
 
     folder: of the population's devices. Which users are held out is given with the data, and devices are by a hash of
-    their keys.
+    their keys. runtime: of the devices.
     """
     for client in users.clients:
         state = state_folder(folder, client)
         state.mkdir(parents=True)
         sealer = Sealer(KeyFile(state / "sealing-key"))
-        device_key(state, sealer)
+        key = device_key(state, sealer)
         while is_held_out(settings.population, device_in(state), settings.hold_out_devices) != settings.on_held_out:
             (state / "device-key").unlink()
-            device_key(state, sealer)
+            key = device_key(state, sealer)
+        if runtime == JVM:
+            _give_to_kotlin(state, base64.b64encode(key.private_bytes_raw()).decode())
+
+
+def _give_to_kotlin(state: Path, key: str) -> None:
+    """Keep a key as `device_runtime/android/jvm/src/main/kotlin/State.kt` does."""
+    with closing(sqlite3.connect(state / "state.db")) as database, database:
+        database.execute("PRAGMA application_id = 0x4d734b74")
+        database.execute("CREATE TABLE kept (key TEXT PRIMARY KEY, value TEXT NOT NULL) STRICT")
+        database.execute("INSERT INTO kept VALUES ('key:device', ?)", (key,))
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, nullco
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import safetensors.numpy
@@ -295,6 +295,7 @@ def trained(  # noqa: PLR0913  # a demo's settings, and who watches
     out: Path | None,
     begin: Callable[[], OnProgress],
     loading: Callable[[], AbstractContextManager[None]] = nullcontext,
+    runtime: Literal["python", "jvm"] = "python",
 ) -> DemoResult:
     """Run all algorithms in a folder that is removed at the end, but for what `out` keeps.
 
@@ -307,16 +308,18 @@ def trained(  # noqa: PLR0913  # a demo's settings, and who watches
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="muster-demo-", dir=memory_folder())))
         with loading():
             # Coordinator and devices start meanwhile, on another core.
-            from simulator.fleet.fork_servers import HERE, fork_servers
+            from simulator.fleet.fork_servers import HERE, JVM, fork_servers
 
             modules = ",".join(filter(None, map(module_of, names)))
             started = stack.enter_context(starting_coordinator(folder, secure=secure, algorithms=modules))
-            servers = stack.enter_context(fork_servers({HERE: ["onnxruntime"]}))
+            servers = stack.enter_context(
+                fork_servers(dict.fromkeys((HERE, JVM) if runtime == JVM else (HERE,), ("onnxruntime",)))
+            )
             from muster.local.demo_tasks import DemoConfig, run_demo
             from simulator.engines.memory import one_thread
 
         stack.enter_context(one_thread())
-        config = DemoConfig(names, rounds, devices, folder, seed, secure, out)
+        config = DemoConfig(names, rounds, devices, folder, seed, secure, out, runtime)
         return run_demo(config, servers, started, begin())
 
 

@@ -20,6 +20,7 @@ from muster.app import app
 from muster.cli import EXTRAS
 from simulator import read_run
 from simulator.errors import FleetError
+from simulator.fleet.fork_servers import java_command
 from tests.muster.test_cli import muster
 from tests.muster.test_tutorials import MY_ALGOS
 
@@ -100,6 +101,22 @@ def test_demo_masks_and_agrees(typed):
 
 
 @pytest.mark.long
+@pytest.mark.usefixtures("forked_services")
+def test_demo_trains_on_a_jvm(typed):
+    try:
+        java_command()
+    except FleetError as error:
+        pytest.skip(str(error))
+    words = ["demo", "--runtime", "jvm", "--algorithms", "fedavg", "--rounds", 2, "--devices", 8, "--json"]
+    status, out, err = typed(*words)
+    assert status == 0, err
+    result = json.loads(out)
+    assert result["secure_aggregation"] is True
+    assert 1e-5 < result["agreement"] < 1e-2
+    assert len(result["app"]["digits"]) == 10
+
+
+@pytest.mark.long
 def test_demo_runs_an_own_algorithm_in_clear_and_prints_digits(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "my_algos.py").write_text(MY_ALGOS)
@@ -126,10 +143,17 @@ def test_a_page_and_devices_on_node_train_in_a_secure_round(tmp_path, monkeypatc
     assert (tmp_path / "kept" / "page.png").read_bytes().startswith(b"\x89PNG")
 
 
-@pytest.mark.parametrize("wrong", [["--plain"], ["--devices", "7"]])
-def test_a_demo_in_a_browser_that_could_not_be_secure_is_refused(wrong):
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        (["--plain"], "its rounds are secure"),
+        (["--devices", "7"], "its rounds are secure"),
+        (["--runtime", "jvm"], "leave this out"),
+    ],
+)
+def test_a_demo_in_a_browser_that_could_not_be_is_refused(wrong, words):
     done = CliRunner().invoke(app, ["demo", "--browser", *wrong])
-    assert (done.exit_code, "its rounds are secure" in done.stderr) == (2, True)
+    assert (done.exit_code, words in done.stderr) == (2, True)
 
 
 CODE = """
