@@ -1,17 +1,21 @@
 """Emulated 64-bit ARM devices, in what `muster fleet sysroot` makes. Skipped where this machine cannot make it."""
 
+import json
 import os
 import platform
 import resource
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
+from pathlib import Path
 
 import msgspec
 import numpy as np
 import pytest
 
+from coordinator.rules.states import TaskState
 from device_runtime.sandbox import process
 from device_runtime.sandbox.process import Sandbox
 from export.build import build_plan
@@ -26,11 +30,12 @@ from simulator.fleet import fork_servers
 from simulator.fleet.fleet import Fleet, FleetConfig
 from simulator.fleet.fork_servers import HERE
 from simulator.fleet.profile import Kind, equal_kinds
+from tests.coordinator.fork_server import wait_until
 from tests.device_runtime.test_sandbox import WIDE, job
 from tests.simulator.federation import SEED
 from tests.simulator.test_fleet import fleet
 from tests.simulator.test_keystone import TOLERANCE
-from tools.arm import build, build_wheel, call, wheels_for_arm
+from tools.arm import build, build_wheel, call, unpack, wheels_for_arm
 
 RUNTIME = ("onnxruntime",)
 MADE_NOW = pytest.mark.timeout(600)
@@ -57,6 +62,55 @@ def with_executorch(request):
         pytest.skip("no ExecuTorch for ARM devices: it does not build")
 
 
+@pytest.fixture(scope="module")
+def arm_java(machine):
+    """The command line of Debian's Java for 64-bit ARM, in the user's cache beside the sysroot."""
+    folder = machine.folder.with_name("java-17-aarch64")
+    if not folder.exists():
+        with tempfile.TemporaryDirectory(prefix=".java-", dir=folder.parent) as place:
+            root = Path(place) / "root"
+            try:
+                unpack(["openjdk-17-jre-headless"], "arm64", fork_servers.SUITE, root)
+            except SysrootError as error:
+                pytest.skip(f"no Java for ARM here: {error}")
+            for path in root.rglob("*"):
+                # Debian's Java has its settings in /etc, where this machine's would be found.
+                if path.is_symlink() and path.readlink().is_absolute():
+                    inside = folder / path.readlink().relative_to("/")
+                    path.unlink()
+                    path.symlink_to(inside)
+            root.rename(folder)
+    java = folder / "usr" / "lib" / "jvm" / "java-17-openjdk-arm64" / "bin" / "java"
+    return [str(machine.qemu), "-L", str(folder), str(java), "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"]
+
+
+def children_s():
+    """CPU seconds of the processes that this one started and waited for."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+@pytest.mark.long
+@MADE_NOW
+def test_an_arm_device_on_the_jvm_trains_in_a_round(arm_java, task, tmp_path, capsys):
+    if not fork_servers.JVM_PROGRAM.exists():
+        pytest.skip(f"there is no {fork_servers.JVM_PROGRAM}: `make android` builds it")
+    users, _ = datasets.users("digits", None, 1)
+    np.savez(tmp_path / "examples.npz", **users.shard(0))
+    with task(goal=1, rounds=1, over_selection=1.0) as (store, url, task_id):
+        given = {"coordinator": url, "population": "p", "examples": tmp_path / "examples.npz", "state": tmp_path / "s"}
+        words = [word for name, value in given.items() for word in (f"--{name}", str(value))]
+        program = [*arm_java, "-jar", str(fork_servers.JVM_PROGRAM), "run", *words, "--once", "--json"]
+        before = children_s()
+        done = subprocess.run(program, capture_output=True, text=True, check=False)
+        spent_s = children_s() - before
+        assert done.returncode == 0, done.stderr
+        wait_until(lambda: store.task(task_id).state is TaskState.COMPLETED)
+    with capsys.disabled():
+        print(f"\none ARM device on the JVM: {spent_s:.1f} CPU s")
+    assert json.loads(done.stdout)["outcome"] == "reported"
+
+
 @pytest.mark.long
 @MADE_NOW
 @pytest.mark.usefixtures("with_executorch")
@@ -79,11 +133,10 @@ def test_arm_and_x86_devices_on_both_runtimes_train_one_model(executorch, federa
 def test_eight_arm_devices_train_two_rounds(machine, federate, capsys):
     users, _ = datasets.users("digits", None, 8)
     model, algorithm = Model(load("mlp", (1, 8, 8), 10), SEED), create("fedavg", {"batch_size": 10})
-    started, before = time.monotonic(), resource.getrusage(resource.RUSAGE_CHILDREN)
+    started, before = time.monotonic(), children_s()
     run = federate(model, algorithm, users, {"onnx": "onnxruntime"}, archs=("aarch64",), rounds=2)
-    wall_s, after = time.monotonic() - started, resource.getrusage(resource.RUSAGE_CHILDREN)
     # The fork servers and their devices; wall time would depend on who else uses the machine.
-    cpu_s = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    wall_s, cpu_s = time.monotonic() - started, children_s() - before
     with capsys.disabled():
         print(
             f"\neight ARM devices, two rounds: {cpu_s:.0f} CPU s, {wall_s:.0f} s; {run.difference:.1e} from the engine"
