@@ -71,15 +71,16 @@ def run(options: DevicesJsOptions, say: Say) -> dict[str, Any]:
             names = [step["model"] for step in figures["steps"]]
             work = folder / (TRAINED if TRAINED in names else names[0])
             targets = figures.pop("targets")
-            return figures | {"page": page_cost(opened.site, work, _algorithm(), options.blocks), "targets": targets}
+            return figures | {"page": page_cost(opened.site, work, fed_avg(), options.blocks), "targets": targets}
 
 
-def _algorithm() -> Algorithm:
+def fed_avg() -> Algorithm:
+    """The algorithm of all works."""
     return create("fedavg", {"batch_size": BATCH, "client_lr": 0.01})
 
 
 def _measured(options: DevicesJsOptions, folder: Path, runtime: JsRuntime, say: Say) -> dict[str, Any]:
-    steps = [_step(_Work.write(name, folder, say), runtime, options.blocks, say) for name in options.models or MODELS]
+    steps = [_step(Work.write(name, folder, say), runtime, options.blocks, say) for name in options.models or MODELS]
     say("mask")
     secure = _secure(options, runtime)
     return {
@@ -94,7 +95,7 @@ def _measured(options: DevicesJsOptions, folder: Path, runtime: JsRuntime, say: 
 
 
 @dataclass(frozen=True, slots=True)
-class _Work:
+class Work:
     """The local training of a model: `train` runs it in Python, and `folder` has the same for other runtimes.
 
     runs: the CPU seconds of all runs of its graphs in Python, one after the other.
@@ -107,10 +108,10 @@ class _Work:
     runs: list[float]
 
     @classmethod
-    def write(cls, name: str, folder: Path, say: Say) -> _Work:
+    def write(cls, name: str, folder: Path, say: Say) -> Work:
         """Export the model, and write its work into a folder of its name."""
         say(f"{name}: export")
-        model, algorithm = Model(load(name)), _algorithm()
+        model, algorithm = Model(load(name)), fed_avg()
         plan, blobs = build_plan(model, algorithm, ("onnx",))
         graphs = {graph: blobs[ref] for graph, ref in plan.graphs["onnx"].items()}
         executables: dict[str, Executable] = {}
@@ -146,7 +147,7 @@ def _examples(plan: Plan, steps: int) -> dict[str, NDArray[np.generic]]:
     return {item.name: random_field(item, BATCH * steps, random) for item in plan.examples.fields}
 
 
-def _step(work: _Work, runtime: JsRuntime, blocks: int, say: Say) -> dict[str, Any]:
+def _step(work: Work, runtime: JsRuntime, blocks: int, say: Say) -> dict[str, Any]:
     """Load and train, on both in turns; the least of the blocks after the first."""
     say(f"{work.folder.name}: load")
     js_load_s = runtime.load(work.folder).cpu_s

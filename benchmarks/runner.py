@@ -110,6 +110,19 @@ class DevicesJsOptions:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DevicesJvmOptions:
+    """Devices in Kotlin on a JVM against Python's.
+
+    CPU time of local training, step by step, of whole sessions and of secure reports, in turns; memory, and CPU time
+    from the start of a JVM to its first request. It needs Java and `make android`, and takes several minutes.
+    """
+
+    models: Models = None
+    dim: Annotated[int, Option(min=1, help="Values of the secure report.")] = 1_000_000
+    blocks: Annotated[int, Option(min=1, help="Blocks of each, in turns; the least time counts.")] = 5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceFootprintOptions:
     """The cost of a device: disk, start and memory.
 
@@ -234,6 +247,7 @@ BENCHMARKS: dict[str, type] = {
     "engine": EngineOptions,
     "device_step": DeviceStepOptions,
     "devices_js": DevicesJsOptions,
+    "devices_jvm": DevicesJvmOptions,
     "device_footprint": DeviceFootprintOptions,
     "language_model": LanguageModelOptions,
     "adapters": AdaptersOptions,

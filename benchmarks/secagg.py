@@ -17,8 +17,10 @@ from __future__ import annotations
 import math
 import secrets
 import time
+from collections.abc import Callable
 from functools import partial
 from typing import Any
+from unittest.mock import patch
 
 import msgspec
 import numpy as np
@@ -29,6 +31,7 @@ from cryptography.hazmat.primitives.ciphers.modes import CTR
 
 from benchmarks.runner import SecaggOptions
 from benchmarks.usage import in_turns, least_cpu_s
+from fedcore.params import Float32
 from muster.output import Say
 from secagg import keys, messages, packing, parameters
 from secagg.client import Client, SessionInput
@@ -89,8 +92,8 @@ def run(options: SecaggOptions, say: Say) -> dict[str, Any]:
     client_s, sizes = math.inf, (0, 0)
     for number in range(repeats):
         say(f"device, run {number + 1} of {repeats}")
-        seconds, sizes = _client(workload)
-        client_s = min(client_s, seconds)
+        device = DeviceSession.of(workload)
+        client_s, sizes = min(client_s, device.seconds), device.sizes
     say("server")
     server_s = _server(workload, chosen, repeats)
     say("kernel")
@@ -113,62 +116,86 @@ def run(options: SecaggOptions, say: Say) -> dict[str, Any]:
     }
 
 
-class _Stopwatch:
-    """Adds up the CPU time of a device's steps, and the sizes of the messages that it receives and sends."""
+class DeviceSession:
+    """A device's part in a session, recorded: the CPU seconds of its steps, and what it received, sent and drew.
 
-    def __init__(self) -> None:
-        self.seconds, self.up, self.down = 0.0, 0, 0
+    facts: its keys, as bytes by name. vector: what it reports, (D,), with a weight.
+    """
 
-    def step(self, device: Client, message: bytes) -> bytes:
-        started = time.process_time()
-        answer = _answer(device, message)
-        self.seconds += time.process_time() - started
-        self.down += len(message)
-        self.up += len(answer)
+    weight = 10
+
+    def __init__(self, device: Client, vector_D: Float32, **facts: bytes) -> None:
+        self._device, self.vector, self.facts = device, vector_D, facts
+        self.seconds, self.received, self.sent, self.drawn = 0.0, list[bytes](), list[bytes](), list[bytes]()
+
+    @property
+    def sizes(self) -> tuple[int, int]:
+        """Bytes up and down, the server's last message among them."""
+        last = messages.SessionResult(messages.DONE, HASH, HASH).encode(HASH)
+        return sum(map(len, self.sent)), sum(map(len, self.received)) + len(last)
+
+    def step(self, message: bytes) -> bytes:
+        """The device's answer to a message."""
+        with (
+            patch.object(secrets, "token_bytes", partial(self._draw, secrets.token_bytes)),
+            patch.object(secrets, "randbelow", partial(self._draw, secrets.randbelow)),
+        ):
+            started = time.process_time()
+            answer = _answer(self._device, message)
+            self.seconds += time.process_time() - started
+        self.received.append(message)
+        self.sent.append(answer)
         return answer
 
+    def _draw(self, draw: Callable[[int], Any], bound: int) -> Any:
+        drawn = draw(bound)
+        self.drawn.append(drawn if isinstance(drawn, bytes) else drawn.to_bytes(32, "little"))
+        return drawn
 
-def _client(workload: Workload) -> tuple[float, tuple[int, int]]:
-    """Seconds, and bytes up and down, of the device at position 0."""
-    server_key, authority = Ed25519PrivateKey.generate(), Ed25519PrivateKey.generate()
-    identities = [Ed25519PrivateKey.generate() for _ in range(workload.n)]
-    invite = workload.invite()
-    server = Server(invite, server_key, authority.public_key().public_bytes_raw())
-    policy = AggregationPolicy(
-        server_key.public_key().public_bytes_raw(), authority.public_key().public_bytes_raw(), 2, True
-    )
-    vector_D = np.random.default_rng(0).normal(0, 0.01, workload.dim).astype(np.float32)
-    ids = [identity.public_key().public_bytes_raw() for identity in identities]
-    credentials = [issue(authority, id_, id_[:DEVICE_BYTES], NEVER) for id_ in ids]
-    clients = [
-        Client(identity, policy, SessionInput(vector_D, 10, HASH, HASH, credential))
-        for identity, credential in zip(identities, credentials, strict=True)
-    ]
-    watch, device = _Stopwatch(), clients[0]
+    @classmethod
+    def of(cls, workload: Workload) -> DeviceSession:
+        """The part of the device at position 0 in a session."""
+        server_key, authority = Ed25519PrivateKey.generate(), Ed25519PrivateKey.generate()
+        identities = [Ed25519PrivateKey.generate() for _ in range(workload.n)]
+        invite = workload.invite()
+        parties = {
+            name: key.public_key().public_bytes_raw()
+            for name, key in (("server", server_key), ("authority", authority))
+        }
+        server = Server(invite, server_key, parties["authority"])
+        policy = AggregationPolicy(parties["server"], parties["authority"], 2, True)
+        vector_D = np.random.default_rng(0).normal(0, 0.01, workload.dim).astype(np.float32)
+        ids = [identity.public_key().public_bytes_raw() for identity in identities]
+        credentials = [issue(authority, id_, id_[:DEVICE_BYTES], NEVER) for id_ in ids]
+        clients = [
+            Client(identity, policy, SessionInput(vector_D, cls.weight, HASH, HASH, credential))
+            for identity, credential in zip(identities, credentials, strict=True)
+        ]
+        facts = {"identity": identities[0].private_bytes_raw(), "credential": credentials[0]}
+        watch = cls(clients[0], vector_D, **parties, **facts)
 
-    server.receive(0, watch.step(device, server.invitation))
-    for slot, client in enumerate(clients[1:], 1):
-        server.receive(slot, _answer(client, server.invitation))
-    roster = server.advance().roster
-    chosen = server.parameters
-    beacon = messages.draw_beacon(authority, invite.hash, chosen, root_of(roster)) if roster else b""
-    rosters = server.advance(beacon).messages
-    shared = watch.step(device, rosters[0])
+        server.receive(0, watch.step(server.invitation))
+        for slot, client in enumerate(clients[1:], 1):
+            server.receive(slot, _answer(client, server.invitation))
+        roster = server.advance().roster
+        chosen = server.parameters
+        beacon = messages.draw_beacon(authority, invite.hash, chosen, root_of(roster)) if roster else b""
+        rosters = server.advance(beacon).messages
+        shared = watch.step(rosters[0])
 
-    sid, n = shared[2:34], workload.n
-    near = [entry.position for entry in messages.Roster.decode(rosters[0], invite.hash, n).neighbours]
-    everyone = frozenset(range(n))
-    boxes = {position: _box_for_0(clients[position], rosters[position], sid, invite) for position in near}
-    watch.step(device, messages.Deliver(everyone, boxes).encode(sid, n))
-    watch.step(device, messages.Included(everyone).encode(sid, n))
-    watch.step(device, messages.Survivors(workload.alive).encode(sid, n))
-    if workload.signed:
-        digest = messages.survivors_digest(everyone, workload.alive, n)
-        signers = [position for position in near if position in workload.alive][: parameters.find(n).t]
-        signed = {i: (digest, keys.sign(identities[i], "survivors", sid, digest)) for i in signers}
-        watch.step(device, messages.Confirmations(signed).encode(sid))
-    watch.down += len(messages.SessionResult(messages.DONE, HASH, HASH).encode(sid))
-    return watch.seconds, (watch.up, watch.down)
+        sid, n = shared[2:34], workload.n
+        near = [entry.position for entry in messages.Roster.decode(rosters[0], invite.hash, n).neighbours]
+        everyone = frozenset(range(n))
+        boxes = {position: _box_for_0(clients[position], rosters[position], sid, invite) for position in near}
+        watch.step(messages.Deliver(everyone, boxes).encode(sid, n))
+        watch.step(messages.Included(everyone).encode(sid, n))
+        watch.step(messages.Survivors(workload.alive).encode(sid, n))
+        if workload.signed:
+            digest = messages.survivors_digest(everyone, workload.alive, n)
+            signers = [position for position in near if position in workload.alive][: parameters.find(n).t]
+            signed = {i: (digest, keys.sign(identities[i], "survivors", sid, digest)) for i in signers}
+            watch.step(messages.Confirmations(signed).encode(sid))
+        return watch
 
 
 def _answer(client: Client, message: bytes) -> bytes:

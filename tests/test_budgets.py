@@ -8,11 +8,11 @@ from tests.tree import ROOT
 from tools.count_lines import at, budgets, circles, is_product, work_tree
 
 CEILINGS = {
-    "product lines": 103_860,
-    "Python files outside tests": 420,
+    "product lines": 104_175,
+    "Python files outside tests": 421,
     "import lines, %": 7.2,
-    "test lines": 79_300,
-    "words": 110_000,
+    "test lines": 79_450,
+    "words": 110_150,
     "decisions": 30,
     "circles": 0,
     "functions over 25 lines, %": 3.55,

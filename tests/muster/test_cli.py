@@ -28,7 +28,8 @@ from fedcore.plan import BlobRef
 from fedcore.signing import SigningKey
 from muster.app import app
 from simulator import datasets
-from simulator.errors import BrowserMissing
+from simulator.errors import BrowserMissing, FleetError
+from simulator.fleet.fork_servers import java_command
 from tests.device_runtime.node import node
 from tests.export import models as user_models
 from tests.forked import COMMAND, forked
@@ -145,6 +146,26 @@ def test_bench_devices_js_measures_a_page_in_a_browser():
     assert 3 < page["first_load_mb"] < 5
     assert page["ready_cpu_s"] > 0
     assert 0 < page["empty_mb"] < page["training_mb"] > page["ended_mb"]
+
+
+@pytest.mark.long
+@pytest.mark.timeout(600)
+def test_bench_devices_jvm_compares_a_jvm_with_python():
+    try:
+        java_command()
+    except FleetError as error:
+        pytest.skip(str(error))
+    result = in_process("bench", "devices_jvm", "--model", "logreg", "--blocks", 1, "--dim", 1000, "--json")
+    assert result.exit_code == 0, result.output
+    found = json.loads(result.stdout)
+    (step,) = found["steps"]
+    assert step["step_ratio"] == pytest.approx(step["jvm_ms"] / step["python_ms"])
+    for what in ("session", "secure"):
+        assert found[f"{what}_ratio"] == pytest.approx(found[f"{what}_jvm_ms"] / found[f"{what}_python_ms"])
+    assert 50 < found["rss_mb"] < found["rss_wide_mb"]
+    assert 0 < found["start_cpu_s"] < 10
+    assert min(found["lines"][module] for module in ("core", "jvm")) > 0
+    assert all(word.split(".")[0].isdecimal() for word in found["onnxruntime"].values())
 
 
 def test_bench_devices_js_says_that_there_is_no_browser(tmp_path, monkeypatch):

@@ -1,20 +1,20 @@
 /**
  * Blocks of work for Python's tests and benchmarks: a request a line, an answer a line, both in JSON.
  *
- * `{"load": FOLDER}` reads the work in a folder, and `{"train": null}` trains on it, with graphs that are loaded afresh: it answers
- * the CPU seconds of this process from the first step to the report, and digests of the weighed report and of what the device
- * keeps. The files are those of `device_runtime/js/bench/blocks.ts`, and `kept.safetensors` where a device has kept vectors.
+ * `{"load": FOLDER}` reads the work in a folder, `{"graphs": null}` loads its graphs, and `{"train": null}` trains with them, once.
+ * `{"digests": null}` answers what came of it: the steps, and digests of the weighed report and of what the device keeps. The files
+ * are those of `device_runtime/js/bench/blocks.ts`, and `kept.safetensors` where a device has kept vectors.
  *
- * `{"secure": FOLDER, "times": N}` takes part in a recorded secure session so many times, and answers the CPU seconds of all.
+ * `{"secure": FOLDER}` reads a recorded secure session, and `{"replay": null}` takes part in it.
  */
 package dev.muster.device.jvm
 
-import com.sun.management.OperatingSystemMXBean
 import dev.muster.device.Json
 import dev.muster.device.hex
 import dev.muster.device.plans.FORMAT
 import dev.muster.device.plans.Graph
 import dev.muster.device.plans.StreamKey
+import dev.muster.device.plans.TrainingResult
 import dev.muster.device.plans.Work
 import dev.muster.device.plans.checkExamples
 import dev.muster.device.plans.decodePlan
@@ -27,9 +27,6 @@ import dev.muster.device.plans.vectorDigest
 import dev.muster.device.plans.weigh
 import dev.muster.device.sha256
 import java.io.File
-import java.lang.management.ManagementFactory
-
-private val machine = ManagementFactory.getOperatingSystemMXBean() as OperatingSystemMXBean
 
 /** The work in a folder, but its graphs. */
 private fun workIn(folder: File): Work {
@@ -44,41 +41,39 @@ private fun workIn(folder: File): Work {
     return Work(plan, emptyMap(), broadcast, frozen, kept, examples, key) { true }
 }
 
-private fun train(folder: File, work: Work): Map<String, Any> {
-    val names = work.plan.graphs.getValue(FORMAT).keys
-    val graphs = names.associateWith { Graph.load(File(folder, "graphs/$it").readBytes(), it) }
-    val before = machine.processCpuTime
-    val result = execute(work.copy(graphs = graphs))
-    val spent = (machine.processCpuTime - before) / 1e9
+private fun graphsIn(folder: File, work: Work): Map<String, Graph> =
+    work.plan.graphs.getValue(FORMAT).keys.associateWith { Graph.load(File(folder, "graphs/$it").readBytes(), it) }
+
+private fun digests(work: Work, result: TrainingResult): Map<String, Any> {
     val report = encodeReport(work.plan.report, weigh(work.plan.report, result.values, result.weight), work.key)
     val kept = result.kept.mapValues { vectorDigest(it.value) }
-    return mapOf("cpu_s" to spent, "steps" to result.steps, "report" to hex(sha256(report)), "kept" to kept)
+    return mapOf("steps" to result.steps, "report" to hex(sha256(report)), "kept" to kept)
 }
 
-private fun secure(folder: File, times: Int): Map<String, Any> {
-    val block = SecureBlock(folder)
-    val before = machine.processCpuTime
-    repeat(times) { block.replay() }
-    return mapOf("cpu_s" to (machine.processCpuTime - before) / 1e9)
+private class Blocks {
+    private var folder = File("")
+    private lateinit var work: Work
+    private lateinit var trained: TrainingResult
+    private lateinit var secure: SecureBlock
+
+    fun answer(asked: Json): Map<String, Any> {
+        when (asked.members().keys.singleOrNull()) {
+            "load" -> {
+                folder = File(asked["load"].text())
+                work = workIn(folder)
+            }
+            "graphs" -> work = work.copy(graphs = graphsIn(folder, work))
+            "train" -> trained = execute(work)
+            "digests" -> return digests(work, trained)
+            "secure" -> secure = SecureBlock(File(asked["secure"].text()))
+            "replay" -> secure.replay()
+        }
+        return mapOf("engine" to engineName())
+    }
 }
 
 /** Answer requests until there are no more. */
 public fun main() {
-    var folder = File("")
-    lateinit var work: Work
-    for (line in generateSequence(::readlnOrNull)) {
-        val asked = Json.parse(line, "request")
-        val load = asked.optional("load")
-        if (load != null) {
-            folder = File(load.text())
-            work = workIn(folder)
-        }
-        val answer =
-            when {
-                "secure" in asked.members() -> secure(File(asked["secure"].text()), asked["times"].size())
-                "train" in asked.members() -> train(folder, work)
-                else -> mapOf("engine" to engineName())
-            }
-        println(Json.write(answer))
-    }
+    val blocks = Blocks()
+    for (line in generateSequence(::readlnOrNull)) println(Json.write(blocks.answer(Json.parse(line, "request"))))
 }

@@ -1,7 +1,7 @@
 /**
  * A device's part in a recorded session of SA1, from M0 to M11, as a block of work.
  *
- * The folder holds `session.json`, with keys, draws, `messages` and `answers` in hex, and `vector.f32`.
+ * The folder holds `session.json`, with keys, draws, what it `received` and `sent` in hex, and `vector.f32`.
  */
 package dev.muster.device.jvm
 
@@ -19,8 +19,8 @@ import java.io.File
 /** A recorded session, to be replayed any number of times. */
 internal class SecureBlock(folder: File) {
     private val session = Json.parse(File(folder, "session.json").readBytes(), "session")
-    private val messages = session["messages"].list(::bytes)
-    private val answers = session["answers"].list(::bytes)
+    private val messages = session["received"].list(::bytes)
+    private val answers = session["sent"].list(::bytes)
     private val drawn = session["drawn"].list(::bytes)
     private val identity = Ed25519Key(bytes(session["identity"]))
     private val policy = AggregationPolicy(bytes(session["server"]), bytes(session["authority"]), minSum = 2)

@@ -17,7 +17,6 @@ import dev.muster.device.Store
 import dev.muster.device.Target
 import dev.muster.device.base64
 import dev.muster.device.fromBase64
-import dev.muster.device.keeping
 import dev.muster.device.wire.Assignment
 
 private const val JOURNAL = "journal"
