@@ -42,7 +42,7 @@ class LiesTest {
         thread(isDaemon = true) {
             while (!server.isClosed) {
                 val socket = runCatching { server.accept() }.getOrNull() ?: break
-                thread(isDaemon = true) { runCatching { socket.use { heads += head(it).also { _ -> answer(socket) } } } }
+                thread(isDaemon = true) { runCatching { socket.use { answer(it.also { heads += head(it) }) } } }
             }
         }
     }
