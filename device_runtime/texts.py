@@ -7,6 +7,7 @@ tokenizer of their own, which gives the same tokens.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
@@ -51,7 +52,7 @@ REPEATS = re.compile(r"(?:[*+?]|\{(\d+),?(\d*)\})([*+?]?)")
 GROUPS = {"(", "(?:", "(?i:"}
 LOOKS = {"(?=", "(?!"}
 COUNTED = re.compile(r"\{(\d+),?(\d*)\}")
-LONGEST, MOST_COUNTED = 2000, 200
+LONGEST, MOST_COUNTED, DEEPEST = 2000, 200, 100
 
 
 def unknown_in(expression: str) -> str:
@@ -60,6 +61,8 @@ def unknown_in(expression: str) -> str:
     if len(expression) > LONGEST or sum(counts) > MOST_COUNTED:
         return "an expression that is too long"
     parts = TOKEN.findall(expression)
+    if max(itertools.accumulate((part.startswith("(") - (part == ")") for part in parts), initial=0)) > DEEPEST:
+        return f"groups within more than {DEEPEST} others"
     found = (_unknown(part, parts[:place], parts[place + 1 :]) for place, part in enumerate(parts))
     return next(filter(None, found), "")
 

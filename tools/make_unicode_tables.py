@@ -30,8 +30,9 @@ SOME = 5000
 SURROGATES = range(0xD800, 0xE000)
 CAPITAL_I = 0x130
 """The one letter that becomes two in lower case."""
-TYPESCRIPT = """/** Unicode's tables as `tokenizers` {version} has them, written by tools/make_unicode_tables.py: classes of
- * expressions are those of Unicode 16.0, lower case and numbers of 17.0, normal forms of 9.0, BERT's classes of 8.0.
+TYPESCRIPT = """/** Unicode's tables as `tokenizers` {version} has them, written by tools/make_unicode_tables.py.
+ *
+ * Classes of expressions are those of Unicode 16.0, lower case and numbers of 17.0, normal forms of 9.0, BERT's of 8.0.
  */
 
 /** Runs of characters from 0 on: a sign, whose place in SIGNS is that of its kind in KINDS, and how many if not one. */
@@ -48,12 +49,13 @@ export const LOWER = `
 `;
 """
 KOTLIN = '''/**
- * Unicode's tables as `tokenizers` {version} has them, written by tools/make_unicode_tables.py: classes of expressions are those
- * of Unicode 16.0, lower case and numbers of 17.0, normal forms of 9.0, BERT's classes of 8.0.
+ * Unicode's tables as `tokenizers` {version} has them, written by tools/make_unicode_tables.py.
+ *
+ * Classes of expressions are those of Unicode 16.0, lower case and numbers of 17.0, normal forms of 9.0, BERT's of 8.0.
  */
 package dev.muster.device.texts
 
-/** Runs of characters from 0 on: a sign, whose place in [SIGNS] is that of its kind in [KINDS], and how many if not one. */
+/** Runs of characters from 0 on: a sign, at the place in [SIGNS] of its kind in [KINDS], and how many if not one. */
 internal const val RUNS = """
 {runs}
 """

@@ -27,7 +27,7 @@ const SAME_LETTER = new Map([
 ]);
 const DIGITS = "Nd";
 const GROUPS = ["(", "(?:", "(?i:"];
-const [LONGEST, MOST_COUNTED] = [2000, 200];
+const [LONGEST, MOST_COUNTED, DEEPEST] = [2000, 200, 100];
 
 type Test = (code: number) => boolean;
 type Node =
@@ -124,6 +124,7 @@ export class Expression {
 class Parser {
   readonly #tokens: readonly string[];
   #at = 0;
+  #depth = 0;
 
   constructor(source: string) {
     this.#tokens = [...source.matchAll(TOKEN)].map(([token]) => token);
@@ -176,8 +177,10 @@ class Parser {
       return { kind: "look", test: testOf(inside, ignoresCase), ahead: token === "(?=" };
     }
     if (!GROUPS.includes(token)) throw new SyntaxError(`a group that begins with ${token}`);
+    if (++this.#depth > DEEPEST) throw new SyntaxError(`groups within more than ${DEEPEST} others`);
     const from = this.#at;
     const inside = this.#any(token === "(?i:");
+    this.#depth -= 1;
     if (token === "(?i:" && !OF_LETTERS.test(this.#tokens.slice(from, this.#at).join(""))) {
       throw new SyntaxError("a group that ignores the case of more than letters");
     }

@@ -1,5 +1,6 @@
-/** Unicode's tables as `tokenizers` 0.23.3 has them, written by tools/make_unicode_tables.py: classes of
- * expressions are those of Unicode 16.0, lower case and numbers of 17.0, normal forms of 9.0, BERT's classes of 8.0.
+/** Unicode's tables as `tokenizers` 0.23.3 has them, written by tools/make_unicode_tables.py.
+ *
+ * Classes of expressions are those of Unicode 16.0, lower case and numbers of 17.0, normal forms of 9.0, BERT's of 8.0.
  */
 
 /** Runs of characters from 0 on: a sign, whose place in SIGNS is that of its kind in KINDS, and how many if not one. */

@@ -1,10 +1,11 @@
 /**
- * Unicode's tables as `tokenizers` 0.23.3 has them, written by tools/make_unicode_tables.py: classes of expressions are those
- * of Unicode 16.0, lower case and numbers of 17.0, normal forms of 9.0, BERT's classes of 8.0.
+ * Unicode's tables as `tokenizers` 0.23.3 has them, written by tools/make_unicode_tables.py.
+ *
+ * Classes of expressions are those of Unicode 16.0, lower case and numbers of 17.0, normal forms of 9.0, BERT's of 8.0.
  */
 package dev.muster.device.texts
 
-/** Runs of characters from 0 on: a sign, whose place in [SIGNS] is that of its kind in [KINDS], and how many if not one. */
+/** Runs of characters from 0 on: a sign, at the place in [SIGNS] of its kind in [KINDS], and how many if not one. */
 internal const val RUNS = """
 B9A2B2AB18yj3nj3lfjrjdj2X10j2r3j2O26ljfpbpI26lrfrB33yjm4sjosLhqDsosqa2oIj2oaLga3jO23qO7I24qI8OIOIOIOIOIOIOIOIOIOIOIOIO
 IOIOIOIOIOIOIOIOIOIOIOIOIOIOIOI2OIOIOIOIOIOIOIOI2OIOIOIOIOIOIOIOIOIOIOIOIOIOIOIOIOIOIOIOIOIOIOIO2IOIOI3O2IOIO2IO3I2O4I
