@@ -133,7 +133,7 @@ internal fun visible(text: String): String =
             val point = text.codePointAt(at)
             val units = text.substring(at, at + Character.charCount(point))
             val isSeen = point == ' '.code || (Character.getType(point) !in UNSEEN && point !in INKLESS)
-            if (isSeen) append(units) else units.forEach { append("\\u").append(hex(byteArrayOf((it.code shr 8).toByte(), it.code.toByte()))) }
+            if (isSeen) append(units) else units.forEach { append("\\u").append(it.code.toString(16).padStart(4, '0')) }
             at += units.length
         }
     }

@@ -38,19 +38,21 @@ class DamageTest {
     private val specs = checkpoint["vectors"].members().map { (name, one) -> VectorSpec(name, (one as List<*>).size) }
     private val target = Place("http://127.0.0.1:1".toHttpUrl(), "p", Policy())
 
-    private fun json(text: Json, of: (Json) -> Any) = utf8(text.text()) to { data: ByteArray -> of(Json.parse(data, "it")) }
+    private fun json(text: String, of: (Json) -> Any) = utf8(text) to { data: ByteArray -> of(Json.parse(data, "it")) }
+
+    private fun json(text: Json, of: (Json) -> Any) = json(text.text(), of)
 
     private val decoders: Map<String, Pair<ByteArray, (ByteArray) -> Any>> =
         mapOf(
             "an assignment" to json(messages["assignment"].items()[0], Assignment::of),
             "an answer to a check-in" to json(messages["checkIn"].items()[1], CheckInAnswer::of),
             "an answer to an enrolment" to json(messages["enrolled"].items()[0], Enrolled::of),
-            "a problem" to (utf8("""{"type": "urn:muster:problem:unavailable", "status": 503}""") to { Problem.of(Json.parse(it, "it")) }),
-            "a receipt" to (utf8("""{"assignment": "a", "task": "t", "round": 3, "sha256": "0"}""") to { Receipt.of(Json.parse(it, "it")) }),
+            "a problem" to json("""{"type": "urn:muster:problem:unavailable", "status": 503}""", Problem::of),
+            "a receipt" to json("""{"assignment": "a", "task": "t", "round": 3, "sha256": "0"}""", Receipt::of),
             "a release" to json(statements["evaluating_release"]["text"], Release::of),
             "an origin" to json(statements["entry"]["text"], LineageEntry::of),
             "the head of a log" to json(statements["head"]["text"], TreeHead::of),
-            "a succession" to (utf8(Json.write(device["successions"].items()[1]["shown"].value)) to { Succession.of(Json.parse(it, "it")) }),
+            "a succession" to json(Json.write(device["successions"].items()[1]["shown"].value), Succession::of),
             "a plan" to (utf8(device["plan"]["text"].text()) to { decodePlan(it, 1) }),
             "a checkpoint" to (fromHex(checkpoint["bytes"].text()) to { decodeVectors(it, specs) }),
             "a graph" to (fromHex(device["runner"]["graphs"]["train.step"].text()) to { checkGraph(it, "g") }),

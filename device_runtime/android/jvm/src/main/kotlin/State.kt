@@ -56,9 +56,9 @@ internal class SqliteStore(folder: File) : Store, AutoCloseable {
 
     private fun opened(folder: File): Connection {
         val path = folder.toPath()
-        if (!folder.isDirectory) Files.createDirectories(path, PosixFilePermissions.asFileAttribute(PosixFilePermissions.fromString("rwx------")))
+        if (!folder.isDirectory) Files.createDirectories(path, only("rwx------"))
         val file = path.resolve(FILE)
-        if (Files.notExists(file)) Files.createFile(file, PosixFilePermissions.asFileAttribute(PosixFilePermissions.fromString("rw-------")))
+        if (Files.notExists(file)) Files.createFile(file, only("rw-------"))
         val opened = DriverManager.getConnection("jdbc:sqlite:$file")
         try {
             take(opened)
@@ -68,6 +68,8 @@ internal class SqliteStore(folder: File) : Store, AutoCloseable {
         }
         return opened
     }
+
+    private fun only(permissions: String) = PosixFilePermissions.asFileAttribute(PosixFilePermissions.fromString(permissions))
 
     /** Make the table under the lock that the process then keeps. */
     private fun take(opened: Connection) {

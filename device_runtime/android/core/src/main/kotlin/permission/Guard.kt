@@ -141,7 +141,7 @@ internal class Guard(private val platform: Platform, private val place: Place, p
         if (received != plan.parameters) {
             throw PlanRefused("the plan's schema has ${plan.parameters} parameters, its broadcast $received")
         }
-        val vectors = plan.broadcast.map { it.size } + plan.passes.flatMap { it.carry }.map { it.size } + plan.report.segments.map { it.size }
+        val vectors = (plan.broadcast + plan.passes.flatMap { it.carry }).map { it.size } + plan.report.segments.map { it.size }
         // Of doubles, as sums of hostile numbers may be beyond every integer.
         val kept = keptRefs(plan).sumOf { it.size.toDouble() }
         val report = FLOAT_BYTES * plan.report.size
@@ -205,7 +205,9 @@ internal class Guard(private val platform: Platform, private val place: Place, p
     }
 
     private fun notUsedUp(rule: String, used: Number, most: Number?) {
-        if (most != null && used.toDouble() >= most.toDouble()) throw forbidden("per_day.$rule", "${shown(used)} of ${shown(most)} are used up in the last 24 hours")
+        if (most != null && used.toDouble() >= most.toDouble()) {
+            throw forbidden("per_day.$rule", "${shown(used)} of ${shown(most)} are used up in the last 24 hours")
+        }
     }
 }
 

@@ -161,7 +161,8 @@ private fun exchange(http: OkHttpClient, url: HttpUrl, call: Call, fields: Map<S
             .build()
     val headers = fields + ("accept-encoding" to "identity")
     val body = call.body ?: if (call.method in listOf("POST", "PUT", "PATCH")) ByteArray(0) else null
-    val running = client.newCall(Request.Builder().url(url).headers(headers.toHeaders()).method(call.method, body?.let { Body(it, moved) }).build())
+    val request = Request.Builder().url(url).headers(headers.toHeaders()).method(call.method, body?.let { Body(it, moved) })
+    val running = client.newCall(request.build())
     return (call.cancelled ?: Stop()).use(running::cancel) { running.execute().use { read(call, it, moved) } }
 }
 

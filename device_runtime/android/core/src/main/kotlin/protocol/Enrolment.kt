@@ -71,7 +71,13 @@ private class Enrolment(val key: String, val device: String, val pinned: Pinned?
 }
 
 /** A stored credential of the device's keys, and the authority's key that signed it. */
-internal class KeptCredential(val key: String, val secagg: ByteArray, val authority: ByteArray, val credential: ByteArray, val renewAt: Double) {
+internal class KeptCredential(
+    val key: String,
+    val secagg: ByteArray,
+    val authority: ByteArray,
+    val credential: ByteArray,
+    val renewAt: Double,
+) {
     fun members() =
         mapOf("key" to key, "secagg" to secagg, "authority" to authority, "credential" to credential, "renew_at" to renewAt)
 

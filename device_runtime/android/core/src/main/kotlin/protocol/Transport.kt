@@ -32,6 +32,7 @@ import dev.muster.device.wire.WIRE_VERSION
 import dev.muster.device.wire.assignmentOrRejected
 import okhttp3.HttpUrl
 import okio.Buffer
+import java.util.Locale
 import kotlin.concurrent.thread
 import kotlin.math.floor
 import kotlin.math.max
@@ -308,7 +309,10 @@ private fun assignmentPath(assignment: String): String = "/v1/assignments/${segm
 
 /** A text as one segment of a path. */
 private fun segment(text: String): String =
-    buildString { for (byte in utf8(text)) if (byte.toInt().toChar() in UNRESERVED) append(byte.toInt().toChar()) else append('%').append(hex(byteArrayOf(byte)).uppercase(java.util.Locale.ROOT)) }
+    utf8(text).joinToString("") { byte ->
+        val letter = byte.toInt().toChar()
+        if (letter in UNRESERVED) "$letter" else "%" + hex(byteArrayOf(byte)).uppercase(Locale.ROOT)
+    }
 
 private const val SHARE = 0.2
 private const val SHORTEST_S = 0.05

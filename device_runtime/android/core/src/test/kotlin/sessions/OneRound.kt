@@ -37,8 +37,11 @@ internal fun config(stop: Stop = Stop()) = SessionConfig("http://fl.example".toH
 /** An answer of the coordinator. */
 internal class Answered(val body: ByteArray, val status: Int = 200)
 
-/** The coordinator of the round: `answer` may change what it answers to its requests, which are numbered from 0. */
-internal class Coordinator(private val answer: (place: Int, good: ByteArray) -> Answered = { _, good -> Answered(good) }) : Interceptor {
+/** The coordinator of the round, an assignment: `answer` may change what it answers to requests, which are numbered from 0. */
+internal class Coordinator(
+    private val assignment: String = "a",
+    private val answer: (place: Int, good: ByteArray) -> Answered = { _, good -> Answered(good) },
+) : Interceptor {
     val paths = ArrayList<String>()
     private val parts =
         listOf(utf8(RUNNER["plan"].text()), encodeVector("params", floats("params"))) +
@@ -62,7 +65,8 @@ internal class Coordinator(private val answer: (place: Int, good: ByteArray) -> 
             "assignments" -> utf8(assignment())
             "report" -> {
                 val report = Buffer().also { request.body!!.writeTo(it) }.readByteArray()
-                utf8("""{"assignment": "a", "task": "t", "round": ${RUNNER["round"].size()}, "sha256": "${hex(sha256(report))}"}""")
+                val round = mapOf("assignment" to assignment, "task" to "t", "round" to RUNNER["round"].size())
+                utf8(Json.write(round + mapOf("sha256" to hex(sha256(report)))))
             }
             else -> blobs[path.substringAfterLast('/')] ?: ByteArray(0)
         }
@@ -72,7 +76,7 @@ internal class Coordinator(private val answer: (place: Int, good: ByteArray) -> 
         val (plan, checkpoint) = parts.take(2).map { mapOf("sha256" to hex(sha256(it)), "size" to it.size) }
         val round = mapOf("round" to RUNNER["round"].size(), "attempt" to 1)
         val drawn = listOf("seed", "slot").associateWith { RUNNER[it].text().toLong() }
-        val given = mapOf("outcome" to "assigned", "assignment" to "a", "task" to "t", "plan" to plan, "checkpoint" to checkpoint)
+        val given = mapOf("outcome" to "assigned", "assignment" to assignment, "task" to "t", "plan" to plan, "checkpoint" to checkpoint)
         return Json.write(given + round + drawn + mapOf("report_within_s" to 60))
     }
 

@@ -2,12 +2,19 @@ package dev.muster.device.sessions
 
 import dev.muster.device.Attester
 import dev.muster.device.StateDamaged
+import dev.muster.device.Stop
 import dev.muster.device.damaged
 import dev.muster.device.kept.journal
+import dev.muster.device.utf8
+import okhttp3.Interceptor
+import okhttp3.OkHttpClient
 import org.junit.jupiter.api.Assertions.assertEquals
 import org.junit.jupiter.api.Assertions.assertTrue
 import org.junit.jupiter.api.Test
 import java.io.IOException
+import java.util.concurrent.atomic.AtomicInteger
+import kotlin.concurrent.thread
+import kotlin.random.Random
 
 /** A session ends with an outcome, whatever its coordinator, its disk and its app do. */
 class SessionTest {
@@ -38,35 +45,115 @@ class SessionTest {
     @Test
     fun `a session survives what an app's own parts throw, and says it`() {
         val faults =
-            listOf<(RoundPlatform) -> RoundPlatform>(
-                { RoundPlatform(Coordinator { _, _ -> throw SecurityException("no permission") }) },
-                { _ ->
-                    object : RoundPlatform(Coordinator()) {
-                        override val attester = object : Attester { override fun attest(key: String, created: Long) = TODO() }
-                    }
+            listOf(
+                RoundPlatform(Coordinator { _, _ -> throw SecurityException("no permission") }),
+                object : RoundPlatform(Coordinator()) {
+                    override val attester = object : Attester { override fun attest(key: String, created: Long) = TODO() }
                 },
-                { _ ->
-                    object : RoundPlatform(Coordinator()) {
-                        override val examples = object : RoundExamples() { override fun counts() = error("no such table") }
-                    }
+                object : RoundPlatform(Coordinator()) {
+                    override val examples = object : RoundExamples() { override fun counts() = error("no such table") }
                 },
-                { _ ->
-                    object : RoundPlatform(Coordinator()) {
-                        override val examples = object : RoundExamples() { override fun load(collection: String) = throw OutOfMemoryError() }
-                    }
-                },
-                { _ ->
-                    object : RoundPlatform(Coordinator()) {
-                        override fun conditions() = throw StackOverflowError()
-                    }
+                object : RoundPlatform(Coordinator()) {
+                    override fun conditions() = throw StackOverflowError()
                 },
             )
-        for (fault in faults) {
-            val platform = fault(RoundPlatform(Coordinator()))
+        for (platform in faults) assertSaid(platform)
+    }
+
+    @Test
+    fun `a coordinator hears of memory that ends at work`() {
+        val coordinator = Coordinator()
+        val platform =
+            object : RoundPlatform(coordinator) {
+                override val examples = object : RoundExamples() { override fun load(collection: String) = throw OutOfMemoryError() }
+            }
+        assertSaid(platform)
+        assertEquals("/v1/assignments/a:abort", coordinator.paths.last())
+        assertEquals("reported", runSession(RoundPlatform(Coordinator("b"), platform.store), config()).outcome)
+    }
+
+    private fun assertSaid(platform: RoundPlatform) {
+        val ended = runSession(platform, config())
+        assertEquals("runtime-failed", ended.reason)
+        assertTrue("the device's own code failed" in ended.detail, ended.detail)
+        assertEquals(listOf(ended.outcome), journal(platform.store).map { it["outcome"] })
+    }
+
+    @Test
+    fun `a stopped session ends within a second, whichever answer does not come`() {
+        for (place in 0 until REQUESTS) {
+            val stop = Stop()
+            val asked = AtomicInteger()
+            val stalling =
+                Interceptor { chain ->
+                    if (asked.getAndIncrement() < place) chain.proceed(chain.request()) else stalled(chain, stop)
+                }
+            val good = Coordinator()
+            val platform =
+                object : RoundPlatform(good) {
+                    override val http = OkHttpClient.Builder().addInterceptor(stalling).addInterceptor(good).build()
+                }
+            val ended = runSession(platform, config(stop))
+            val passedS = (System.nanoTime() - stoppedAt) / 1e9
+            assertEquals("conditions", ended.reason, "$place: $ended")
+            assertTrue(passedS < 1, "$place: $passedS s")
+        }
+    }
+
+    private var stoppedAt = 0L
+
+    /** No answer, until the call is given up; the session is stopped meanwhile. */
+    private fun stalled(chain: Interceptor.Chain, stop: Stop): Nothing {
+        if (!stop.isSet) {
+            stoppedAt = System.nanoTime()
+            thread { stop.set() }
+        }
+        while (!chain.call().isCanceled()) Thread.sleep(1)
+        throw IOException("Canceled")
+    }
+
+    @Test
+    fun `a device that is killed at any write of its state works again`() {
+        val writes = Snapshots().also { assertEquals("reported", runSession(RoundPlatform(Coordinator(), it), config()).outcome) }.all
+        assertTrue(writes.size > 5)
+        for ((place, kept) in writes.withIndex()) {
+            val store = MemoryStore().apply { this.kept += kept }
+            val next = runSession(RoundPlatform(Coordinator(), store), config())
+            assertTrue(next.outcome in setOf("reported", "aborted") || "came again" in next.detail, "$place: $next")
+            assertEquals("reported", runSession(RoundPlatform(Coordinator("b"), store), config()).outcome, "$place")
+        }
+    }
+
+    /** A store that remembers what was in it after each write. */
+    private class Snapshots : MemoryStore() {
+        val all = ArrayList<Map<String, String>>()
+
+        override fun write(changes: Map<String, String?>) {
+            super.write(changes)
+            all += HashMap(kept)
+        }
+    }
+
+    @Test
+    fun `a session ends with an outcome, whatever is damaged of what is kept`() {
+        val kept = MemoryStore().also { runSession(RoundPlatform(Coordinator(), it), config()) }.kept
+        for (key in kept.keys) {
+            for (seed in 0 until 40) {
+                val store = MemoryStore().apply { this.kept += kept + (key to String(damaged(utf8(kept.getValue(key)), seed))) }
+                val ended = runSession(RoundPlatform(Coordinator("b"), store), config())
+                assertTrue(ended.outcome == "reported" || ended.reason == "state-unusable", "$key $seed: $ended")
+            }
+        }
+    }
+
+    @Test
+    fun `a clock that jumps by years ends no session without an outcome`() {
+        for (seed in 0 until 100) {
+            val random = Random(seed)
+            val platform =
+                object : RoundPlatform(Coordinator()) { override fun now() = 1e9 + random.nextInt(-20, 20) * 31e6 * random.nextInt(2) }
             val ended = runSession(platform, config())
-            assertEquals("runtime-failed", ended.reason)
-            assertTrue("the device's own code failed" in ended.detail, ended.detail)
-            assertEquals(listOf(ended.outcome), journal(platform.store).map { it["outcome"] })
+            assertTrue(ended.outcome == "reported" || ended.reason == "runtime-failed" && "too late" in ended.detail, "$seed: $ended")
         }
     }
 
