@@ -32,6 +32,9 @@ private const val BOUND = "mask"
 /** A loop scans only the first axis: the plan itself chooses the other axes of a batch. */
 private const val AXES = "scan_input_axes"
 
+/** How many of a loop's inputs, the last ones, it goes over. More than there are would end the process in ONNX's own code. */
+private const val SCANNED = "num_scan_inputs"
+
 /** Operators that divide. Of integers, 0 and −1 as divisors may end the process, and an app runs predict graphs in its own. */
 private val DIVIDING = setOf("Div", "Mod")
 
@@ -151,6 +154,9 @@ private class Walk(private val data: ByteArray, private val isMany: Boolean, pri
     private var opsets = 0
     private var versions = 0
 
+    /** The number of inputs that the node now read goes over, as its attributes say. */
+    private var scanned = 0L
+
     /** The offset after the number that was read last. */
     private var behind = 0
 
@@ -240,13 +246,25 @@ private class Walk(private val data: ByteArray, private val isMany: Boolean, pri
     /** Record the names that a message gives to values. */
     private fun note(kind: String, places: Map<String, List<Place>>) {
         fun texts(field: String?) = places[field].orEmpty().map { textAt(it)!! }
-        if (kind == "node" && texts("op_type").lastOrNull() == LOOP) loops.must += texts("input").lastOrNull().orEmpty()
+        if (kind == "attribute" && SCANNED in texts("name")) scanned = maxOf(scanned, greatest(places["i"].orEmpty()))
+        if (kind == "node") {
+            if (texts("op_type").lastOrNull() == LOOP) noteLoop(texts("input"))
+            scanned = 0
+        }
         val isVector = kind == "tensor" && isVector(places)
         for (name in texts(NAMES[kind])) loops.add(name, isVector || (isMany && kind == "graph's input" && name == BOUND))
         if (!predicts) return
         if (texts("op_type").any { it in DIVIDING }) divisors.must += texts("input").getOrNull(1).orEmpty()
         val divides = kind == "tensor" && divides(places)
         for (name in texts(ALL_NAMES[kind])) divisors.add(name, divides)
+    }
+
+    private fun greatest(numbers: List<Place>): Long =
+        numbers.maxOfOrNull { if (it.wire == VARINT) varint(it.start, it.stop) else Long.MAX_VALUE } ?: 0
+
+    private fun noteLoop(inputs: List<String>) {
+        if (scanned > inputs.size) throw Unfit("a $LOOP goes over $scanned inputs, and has ${inputs.size}")
+        loops.must += inputs.lastOrNull().orEmpty()
     }
 
     /** Whether a tensor is of floats, or of integers other than 0 and −1. */

@@ -5,6 +5,7 @@ import dev.muster.device.FormatException
 import dev.muster.device.Json
 import dev.muster.device.PlanRefused
 import dev.muster.device.fromHex
+import dev.muster.device.hex
 import dev.muster.device.items
 import dev.muster.device.utf8
 import dev.muster.device.vectors
@@ -186,6 +187,17 @@ class PlanTest {
         checkGraph(graph, "train.steps")
         assertTrue("have no bound" in assertThrows<PlanRefused> { checkGraph(graph, "train.step") }.message!!)
         checkGraph(fromHex(device["loop"].text()), "train.step")
+    }
+
+    @Test
+    fun `a loop over more inputs than it has is refused`() {
+        val scanned = hex(utf8("num_scan_inputs"))
+        val graph = { count: String -> fromHex(device["loop"].text().replace("${scanned}1802", "${scanned}18$count")) }
+        for (count in listOf("02", "03")) checkGraph(graph(count), "a.steps")
+        for (count in listOf("04", "7f")) {
+            val error = assertThrows<PlanRefused> { checkGraph(graph(count), "a.steps") }
+            assertTrue("and has 3" in error.message!!, error.message)
+        }
     }
 
     @Test

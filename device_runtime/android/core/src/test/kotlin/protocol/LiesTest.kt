@@ -6,6 +6,7 @@ import dev.muster.device.DeviceException
 import dev.muster.device.Ed25519Key
 import dev.muster.device.Refused
 import dev.muster.device.Stop
+import dev.muster.device.TransportException
 import dev.muster.device.Unreachable
 import dev.muster.device.sessions.Coordinator
 import dev.muster.device.sessions.RoundPlatform
@@ -97,10 +98,31 @@ class LiesTest {
     }
 
     @Test
-    fun `a redirection and another protocol are refused`() {
+    fun `a redirection is refused`() {
         answering { it.say("HTTP/1.1 302 Found\r\nLocation: /elsewhere\r\nContent-Length: 0\r\n\r\n") }
         assertEquals("http-302", assertThrows<Refused> { call() }.reason)
         assertEquals(1, heads.size)
+    }
+
+    @Test
+    fun `what is no answer of HTTP is an error of transport`() {
+        val lies =
+            listOf(
+                "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: h2c\r\n\r\n",
+                "HTTP/1.1 100 Continue\r\n\r\n".repeat(3),
+                "${HEAD}Content-Length: 2\r\nContent-Length: 900\r\n\r\n{}",
+                "${HEAD}Transfer-Encoding: chunked\r\n\r\n-5\r\n{}\r\n0\r\n\r\n",
+                "${HEAD}X: ${"x".repeat(1 shl 20)}\r\n\r\n",
+                "HTTP/9.9 abc\r\n\r\n",
+                "SSH-2.0-OpenSSH\r\n",
+                "\u0000\u0000\u0012\u0004\u0000",
+            )
+        val left = lies.iterator()
+        answering { it.say(left.next()) }
+        for (lie in lies) {
+            val error = assertThrows<TransportException>(lie.take(90)) { call(timeoutS = 0.5) }
+            assertTrue(error.message!!.length < 700, error.message)
+        }
     }
 
     @Test
