@@ -5,13 +5,13 @@ package dev.muster.device
  * Base of every error that this library throws for a cause outside its own code.
  *
  * [reason] is its name in an [dev.muster.device.kept.Outcome]; [isPermanent] says that a retry within minutes is useless. The
- * coordinator receives only the reason of an [AssignmentException].
+ * coordinator receives only the reason of an [AssignmentException]. It is unchecked, so that apps in Java can catch it where they like.
  */
 public sealed class DeviceException(
     message: String,
     public val reason: String,
     public val isPermanent: Boolean = false,
-) : Exception(message)
+) : RuntimeException(message)
 
 /** A message, a checkpoint or a plan does not follow the specification. */
 public class FormatException(message: String) : DeviceException(message, "bad-answer", true)

@@ -29,6 +29,8 @@ public data class Questions(val allowed: Boolean = true, val perWeek: Long? = nu
 /**
  * The limits of a device. Null is no limit, or any name. The default allows everything but secure rounds.
  *
+ * Java has no named arguments: there [of] takes the same settings as JSON.
+ *
  * `unsigned_programs` of other runtimes forbids nothing here: this runtime has no ExecuTorch programs.
  */
 public data class Policy(
