@@ -107,7 +107,7 @@ internal fun trained(release: ModelRelease, plan: Plan, means: Means): Measured 
     return withGraphs(refs, visit::blob, visit.transport.stopping) { graphs ->
         means.keep(refs.values)
         // The order of examples is always the same, so that nobody tries until chance says that a training helps.
-        val work = Work(plan, graphs, released, frozen, null, train, StreamKey(0, 0, 0), means.keepGoing)
+        val work = Work(plan, graphs, released, frozen, null, train, StreamKey(0, 0, 0), keepGoing = means.keepGoing)
         Personalising(work, leftOut).measured()
     }
 }

@@ -35,7 +35,7 @@ internal class TrainingResult(
  * The work of one assignment: a plan, its loaded graphs by name, and their inputs; at least one example.
  *
  * [kept]: the vectors of `plan.kept`; null before the first round, where a graph makes them. [keepGoing]: asked before every call
- * of a graph of steps; what it throws ends the work, and so does false, with [DeadlinePassed].
+ * of a graph of steps; what it throws ends the work, and so does false, with [DeadlinePassed]. [ran] hears how many steps a call ran.
  */
 internal data class Work(
     val plan: Plan,
@@ -45,6 +45,7 @@ internal data class Work(
     val kept: Map<String, FloatArray>?,
     val examples: Examples,
     val key: StreamKey,
+    val ran: (Int) -> Unit = {},
     val keepGoing: () -> Boolean,
 )
 
@@ -169,6 +170,7 @@ private class Sweep(
         call.run(now, after)
         add(call.metrics, count)
         steps += count
+        work.ran(count)
         now = after.also { after = now }
     }
 

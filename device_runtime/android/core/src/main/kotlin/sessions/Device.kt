@@ -94,6 +94,12 @@ public class Device internal constructor(
     /** Run sessions at the times that the coordinator names, until `config.stop`: see [dev.muster.device.sessions.runForever]. */
     public fun runForever(tell: (Outcome) -> Unit): Unit = sessionsForever(platform, config, ::runOnce, tell)
 
+    /** Close all models: what is kept for them is going away. */
+    internal fun closeModels() {
+        for (model in models) model.close()
+        models.clear()
+    }
+
     /** Where a refresh fails, the version before stays, and the next session tries again. */
     private fun refreshModels() {
         models.removeAll { it.isClosed }

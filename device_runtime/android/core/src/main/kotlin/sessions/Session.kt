@@ -46,6 +46,7 @@ import dev.muster.device.plans.frozenOf
 import dev.muster.device.plans.keptRefs
 import dev.muster.device.plans.onSide
 import dev.muster.device.plans.runGraphs
+import dev.muster.device.plans.stepCount
 import dev.muster.device.plans.weigh
 import dev.muster.device.plans.withGraphs
 import dev.muster.device.protocol.Hold
@@ -85,8 +86,11 @@ public class SessionConfig @JvmOverloads constructor(
 ) {
     internal val place = Place(coordinator, population, policy)
 
+    /** Hears how far a session is, on its thread. It must not throw. */
+    internal var progress: (Progress) -> Unit = {}
+
     /** The same, which another request stops. */
-    internal fun stoppedBy(stop: Stop) = SessionConfig(coordinator, population, policy, waitS, stop)
+    internal fun stoppedBy(stop: Stop) = SessionConfig(coordinator, population, policy, waitS, stop).also { it.progress = progress }
 }
 
 /** Run one session, on this thread. Errors are in the outcome, and the coordinator is told if it was waiting. */
@@ -135,6 +139,9 @@ private class Session(private val platform: Platform, private val config: Sessio
     private fun causeOf(error: DeviceException): DeviceException =
         if ((error is TransportException || error is RuntimeFailed) && config.stop.isSet) NotAllowedNow(STOPPING) else error
 
+    private fun tell(stage: Stage, step: Int = 0, steps: Int = 0) =
+        config.progress(Progress(stage, outcome.task, outcome.round, step, steps))
+
     /** Everything from the policy to the receipt. */
     fun run() {
         visit = Visit(platform, config.place, transport)
@@ -175,6 +182,7 @@ private class Session(private val platform: Platform, private val config: Sessio
 
     private fun takePart(last: KeptAssignment?) {
         val now = platform.conditions()
+        tell(Stage.CHECKING_IN)
         val unsettled = vectors.settleAll(transport::outcome)
         val message = checkInMessage(platform, config.place, visit.guard, now, platform.store.get(tokenRow))
         val answer =
@@ -191,6 +199,7 @@ private class Session(private val platform: Platform, private val config: Sessio
             outcome = outcome.copy(outcome = "rejected", reason = "unwilling", detail = why, retry = answer.retry, retryable = "transient")
             return
         }
+        tell(Stage.WAITING)
         val given = transport.awaitAssignment(answer.session, config.waitS, tasks)
         if (given !is Assignment) return rejected(given as Rejected)
         if (last?.given?.assignment == given.assignment) {
@@ -209,6 +218,7 @@ private class Session(private val platform: Platform, private val config: Sessio
         val guard = visit.guard
         val assigned = keeper.keep(KeptAssignment(given, platform.now() + given.reportWithinS))
         got = 1
+        tell(Stage.FETCHING)
         guard.spend(got) // now: a device that is killed at work has used it
         guard.checkAssignment(given)
         val plan = planOf(given)
@@ -253,14 +263,22 @@ private class Session(private val platform: Platform, private val config: Sessio
         // In a secure round a graph's noise must stay secret: a plan could use it to place examples apart in the sum.
         val secret = if (given.secagg == null) ByteArray(0) else platform.random(SECRET_BYTES)
         val key = StreamKey(given.seed, given.round, given.slot, secret)
+        val steps = plan.passes.sumOf { stepCount(it.loop, examples.count) }
+        var ran = 0
+        val tellRan = { more: Int ->
+            ran += more
+            tell(Stage.TRAINING, ran, steps)
+        }
         return withGraphs(runGraphs(plan), visit::blob, config.stop) { graphs ->
-            execute(Work(plan, graphs, broadcast, frozen, kept, examples, key, keepGoing))
+            tellRan(0)
+            execute(Work(plan, graphs, broadcast, frozen, kept, examples, key, tellRan, keepGoing))
         }
     }
 
     /** Send the stored report. It stays stored until its receipt has arrived, unless it is no longer needed. */
     private fun deliver(kept: KeptAssignment, plan: Plan) {
         outcome = outcome.copy(numbers = plan.report.size)
+        tell(Stage.SENDING)
         if (kept.given.secagg == null) {
             if (kept.given.overSelected) hold?.ask()
             transport.report(kept.given.assignment, kept.report)

@@ -158,6 +158,16 @@ class SessionTest {
     }
 
     @Test
+    fun `an app hears how far a session is, step by step`() {
+        val heard = ArrayList<Progress>()
+        val ended = runSession(RoundPlatform(Coordinator()), config().also { it.progress = heard::add })
+        assertEquals(Stage.entries, heard.map { it.stage }.distinct())
+        val trained = heard.filter { it.stage == Stage.TRAINING }
+        assertEquals(listOf(0, ended.steps, ended.steps), listOf(trained.first().step, trained.last().step, trained.last().steps))
+        assertEquals(listOf("", "t"), heard.map { it.task }.distinct())
+    }
+
+    @Test
     fun `a full disk is in the outcome`() {
         val store = object : MemoryStore() { override fun write(changes: Map<String, String?>) = throw StateDamaged("disk full") }
         val ended = runSession(RoundPlatform(Coordinator(), store), config())
