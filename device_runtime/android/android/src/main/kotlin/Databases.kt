@@ -16,6 +16,9 @@ import dev.muster.device.seal
 import dev.muster.device.text
 import dev.muster.device.utf8
 import java.io.File
+import java.io.IOException
+import java.nio.file.Files
+import java.nio.file.attribute.BasicFileAttributes
 
 /** Rows of a cursor hold two mebibytes at most. */
 private const val PART_BYTES = 1 shl 20
@@ -67,6 +70,14 @@ private fun isDamaged(file: File): Boolean =
         SQLiteDatabase.openDatabase(file.path, null, SQLiteDatabase.OPEN_READONLY) { }.use { !it.isDatabaseIntegrityOk }
     } catch (error: SQLiteException) {
         error is android.database.sqlite.SQLiteDatabaseCorruptException || "not a database" in error.message.orEmpty()
+    }
+
+/** What tells a file from another that takes its place, while it is open; null when there is none. */
+internal fun identityOf(file: File): Any? =
+    try {
+        Files.readAttributes(file.toPath(), BasicFileAttributes::class.java).fileKey()
+    } catch (_: IOException) {
+        null
     }
 
 /** Do work in a transaction, all of it or none. */

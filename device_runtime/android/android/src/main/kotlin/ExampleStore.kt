@@ -80,16 +80,23 @@ private class Declared(val fields: List<ExampleField>, val retention: Retention)
 }
 
 /**
- * Examples in named collections, for any thread and any process of the app. They never leave this phone.
+ * Examples in named collections, for any thread but the app's main one, and any process of the app. They never leave this phone.
  *
- * Methods throw [ExamplesException] for examples that do not fit, and [StateDamaged] when the store cannot be used, as on a full disk;
- * then nothing is added.
+ * Methods throw [ExamplesException] for examples that do not fit, and [StateDamaged] when the store cannot be used, as on a full disk,
+ * or was erased: then nothing is added. On the app's main thread they throw [dev.muster.device.ConfigException].
  */
-public class ExampleStore internal constructor(file: File, private val sealer: () -> Sealer, private val now: () -> Double) :
-    ExampleSource,
-    AutoCloseable {
-    private val opening = lazy { openDatabase(file, TABLES) { putAside = it } }
+public class ExampleStore internal constructor(
+    private val file: File,
+    private val sealer: () -> Sealer,
+    private val mayWait: () -> Unit = {},
+    private val now: () -> Double,
+) : ExampleSource, AutoCloseable {
+    private val opening = lazy { openDatabase(file, TABLES) { putAside = it }.also { identity = identityOf(file) } }
     private val database: SQLiteDatabase get() = opening.value
+    private var identity: Any? = null
+
+    /** Whether another process of the app erased or replaced what is open here. */
+    internal val isStale: Boolean get() = opening.isInitialized() && identityOf(file) != identity
 
     /** What was done with a damaged file, in words; null without one. */
     public var putAside: String? = null
@@ -180,6 +187,8 @@ public class ExampleStore internal constructor(file: File, private val sealer: (
 
     private fun <T> usable(work: () -> T): T =
         try {
+            mayWait()
+            if (isStale) throw StateDamaged("these examples were erased: take the store from Muster again")
             work()
         } catch (error: SQLiteException) {
             throw StateDamaged("the examples cannot be used: ${error.message}")

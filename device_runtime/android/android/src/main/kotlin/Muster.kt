@@ -8,19 +8,30 @@ import android.content.Context
 import android.util.Log
 import dev.muster.device.Attester
 import dev.muster.device.ConfigException
+import dev.muster.device.DeviceException
 import dev.muster.device.Stop
 import dev.muster.device.kept.Outcome
 import dev.muster.device.kept.journal
+import dev.muster.device.known
 import dev.muster.device.models.Model
 import dev.muster.device.permission.Policy
 import dev.muster.device.sessions.Device
+import dev.muster.device.sessions.Progress
 import dev.muster.device.sessions.SessionConfig
+import kotlinx.coroutines.CoroutineScope
 import kotlinx.coroutines.Dispatchers
 import kotlinx.coroutines.channels.BufferOverflow
+import kotlinx.coroutines.delay
+import kotlinx.coroutines.flow.Flow
 import kotlinx.coroutines.flow.MutableSharedFlow
+import kotlinx.coroutines.flow.MutableStateFlow
 import kotlinx.coroutines.flow.SharedFlow
+import kotlinx.coroutines.flow.StateFlow
+import kotlinx.coroutines.flow.distinctUntilChanged
+import kotlinx.coroutines.flow.flow
+import kotlinx.coroutines.flow.flowOn
+import kotlinx.coroutines.launch
 import kotlinx.coroutines.suspendCancellableCoroutine
-import kotlinx.coroutines.withContext
 import okhttp3.HttpUrl.Companion.toHttpUrlOrNull
 import okhttp3.OkHttpClient
 import java.io.File
@@ -35,12 +46,22 @@ private const val FOLDER = "muster"
 private const val JOB = 0x4d734b74
 private const val LEAST_MINUTES = 15L
 
-/** An application that has a [Muster], which the system's jobs take their sessions from. */
+/** How long to wait for a session in another process, which the system's job ends within a second. */
+private const val PATIENCE_MS = 5_000L
+
+/** How often a journal is looked at for what another process wrote. */
+private const val LOOK_MS = 1_000L
+
+/**
+ * An application that has a [Muster], which the system's jobs take their sessions from.
+ *
+ * Where the manifest gives jobs a process of their own, each process has its own application and its own [Muster].
+ */
 public interface MusterProvider {
     public val muster: Muster
 }
 
-/** Hears of something, on a thread of this library. */
+/** Hears of something, on a thread of this library. What it throws is logged. */
 public fun interface Listener<T> {
     public fun heard(what: T)
 }
@@ -54,29 +75,86 @@ internal fun <T> telling(listener: Listener<T>, what: T) {
     }
 }
 
+/** What a device is until it is closed or erased. */
+private class Life(val phone: Phone, val config: SessionConfig, warn: (String) -> Unit, mayWait: () -> Unit) {
+    val turns = TurnsOfApp(phone.folder, mayWait)
+    val device = Device(phone, config, warn, turns)
+    private val models = HashMap<String, Model>()
+
+    @Synchronized
+    fun model(name: String): Model =
+        models[name]?.takeUnless { it.isClosed } ?: device.model(name).also { models[name] = it }
+
+    fun close() {
+        config.stop.set()
+        turns.ofProcess(::letGo)
+    }
+
+    /** Throws [dev.muster.device.StateInUse] when another process does not end its session in time. */
+    fun erase() {
+        config.stop.set()
+        turns.taken(PATIENCE_MS) {
+            letGo()
+            phone.erase()
+        }
+    }
+
+    private fun letGo() {
+        device.closeModels()
+        phone.close()
+    }
+}
+
 /**
  * A device inside an app: [Muster.builder] makes it, once for a process. It opens what it keeps at the first use.
  *
- * Errors are of [dev.muster.device.DeviceException], and say what to do. What a session meets is in its [Outcome].
+ * Any thread may call any method. Those that read or write what is kept throw [ConfigException] on the app's main thread: [model],
+ * [journal], [close], [eraseEverything], and those of [examples]. The rest does not wait, and suspending functions may be called
+ * anywhere. Errors are of [dev.muster.device.DeviceException], unchecked, and say what to do. A session throws none: what it meets
+ * is in its [Outcome].
  */
 public class Muster internal constructor(
     private val context: Context,
-    private val phone: Phone,
-    private val config: SessionConfig,
     private val requirements: Requirements,
     private val periodMinutes: Long,
-    warn: (String) -> Unit,
+    private val warn: (String) -> Unit,
+    private val mayWait: () -> Unit,
+    private val newPhone: () -> Phone,
+    private val newConfig: () -> SessionConfig,
 ) : AutoCloseable {
-    private val turns = TurnsOfApp(phone.folder)
-    private val device = Device(phone, config, warn, turns)
+    @Volatile
+    private var isClosed = false
     private val heard = MutableSharedFlow<Outcome>(extraBufferCapacity = 16, onBufferOverflow = BufferOverflow.DROP_OLDEST)
+    private val reached = MutableStateFlow<Progress?>(null)
     private val listeners = CopyOnWriteArrayList<Listener<Outcome>>()
 
-    /** The app's examples. */
-    public val examples: ExampleStore get() = phone.examples as ExampleStore
+    @Volatile
+    private var current = begun()
+
+    private fun begun(): Life = Life(newPhone(), newConfig().also { it.progress = { now -> reached.value = now } }, warn, mayWait)
+
+    /** The device of now: another one once it was erased, here or by another process. Throws [ConfigException] when this is closed. */
+    private fun life(): Life {
+        if (isClosed) throw ConfigException("this Muster is closed: build another")
+        val now = current
+        return if (now.phone.isStale) beganAnew(now) else now
+    }
+
+    /** The device that takes the place of another, which is closed once its session is over. */
+    private fun beganAnew(before: Life): Life {
+        synchronized(this) { if (current === before) current = begun() }
+        thread(name = "muster-close") { before.close() }
+        return current
+    }
+
+    /** The app's examples. Take them from here at each use: those of before [eraseEverything] are closed. */
+    public val examples: ExampleStore get() = life().phone.examples as ExampleStore
 
     /** How sessions of this process ended, from now on. */
     public val outcomes: SharedFlow<Outcome> get() = heard
+
+    /** How far the session of this process is; null while there is none. */
+    public val progress: StateFlow<Progress?> get() = reached
 
     /** Hear how sessions of this process end, until the result is closed. */
     public fun listen(listener: Listener<Outcome>): AutoCloseable {
@@ -84,45 +162,80 @@ public class Muster internal constructor(
         return AutoCloseable { listeners -= listener }
     }
 
-    /** The model of this name, for predictions in this process. It reads the disk, and needs no network until `refresh`. */
-    public fun model(name: String): Model = device.model(name)
+    /** Hear of [progress], now and whenever it changes, until the result is closed. */
+    public fun listenToProgress(listener: Listener<Progress?>): AutoCloseable = hearing(progress, listener)
+
+    /** Hear of the [journalFlow], until the result is closed. */
+    public fun listenToJournal(listener: Listener<List<Map<String, Any?>>>): AutoCloseable = hearing(journalFlow(), listener)
+
+    private fun <T> hearing(flow: Flow<T>, listener: Listener<T>): AutoCloseable {
+        val job = CoroutineScope(Dispatchers.IO).launch { flow.collect { telling(listener, it) } }
+        return AutoCloseable { job.cancel() }
+    }
+
+    /**
+     * The model of this name, for predictions in this process. It reads the disk, and needs no network until `refresh`.
+     *
+     * All callers have the same one, until one of them closes it. [close] and [eraseEverything] close it too.
+     */
+    public fun model(name: String): Model {
+        mayWait()
+        return life().model(name)
+    }
 
     /** Run one session now, whatever the requirements. Cancelling stops it within a second, and what it owes is finished next time. */
-    public suspend fun session(): Outcome =
-        withContext(Dispatchers.IO) {
+    public suspend fun session(): Outcome = suspended(::run)
+
+    /**
+     * Run one session if the requirements hold and the coordinator's time to return has come; null if not. Cancelling as [session].
+     *
+     * It is what [schedule] has the system do: an app that prefers WorkManager calls it from its Worker.
+     */
+    public suspend fun sessionIfDue(): Outcome? = suspended(::runIfDue)
+
+    /** The same as [session] for Java. Cancelling the future stops the session. */
+    public fun sessionAsync(): CompletableFuture<Outcome> = future(::run)
+
+    /** The same as [sessionIfDue] for Java. */
+    public fun sessionIfDueAsync(): CompletableFuture<Outcome?> = future(::runIfDue)
+
+    private suspend fun <T> suspended(work: (Stop) -> T): T =
+        suspendCancellableCoroutine { waiting ->
             val stop = Stop()
-            suspendCancellableCoroutine { waiting ->
-                waiting.invokeOnCancellation { stop.set() }
-                thread(name = "muster-session") {
-                    runCatching { run(stop) }.fold(waiting::resume, waiting::resumeWithException)
-                }
-            }
+            waiting.invokeOnCancellation { stop.set() }
+            thread(name = "muster-session") { runCatching { work(stop) }.fold(waiting::resume, waiting::resumeWithException) }
         }
 
-    /** The same for Java. Cancelling the future stops the session. */
-    public fun sessionAsync(): CompletableFuture<Outcome> {
+    private fun <T> future(work: (Stop) -> T): CompletableFuture<T> {
         val stop = Stop()
-        val future = CompletableFuture<Outcome>()
+        val future = CompletableFuture<T>()
         future.whenComplete { _, _ -> if (future.isCancelled) stop.set() }
-        thread(name = "muster-session") { runCatching { run(stop) }.fold(future::complete, future::completeExceptionally) }
+        thread(name = "muster-session") { runCatching { work(stop) }.fold(future::complete, future::completeExceptionally) }
         return future
     }
 
-    /** Run a session if the requirements hold and the coordinator's time to return has come; null if not. */
-    internal fun runIfDue(stop: Stop): Outcome? {
-        checkOpen()
-        val unmet = requirements.unmet(conditionsOf(context, phone.folder))
-        if (unmet.isNotEmpty()) Log.i(TAG, "no session now: ${unmet.joinToString()}")
-        return if (unmet.isEmpty()) device.runIfDue(stop)?.also(::tell) else null
-    }
+    internal fun runIfDue(stop: Stop): Outcome? =
+        told { life ->
+            val unmet = requirements.unmet(conditionsOf(context, life.phone.folder))
+            if (unmet.isNotEmpty()) Log.i(TAG, "no session now: ${unmet.joinToString()}")
+            if (unmet.isEmpty()) life.device.runIfDue(stop) else null
+        }
 
-    private fun run(stop: Stop): Outcome {
-        checkOpen()
-        return device.runOnce(stop).also(::tell)
-    }
+    private fun run(stop: Stop): Outcome = told { it.device.runOnce(stop) }
 
-    private fun checkOpen() {
-        if (config.stop.isSet) throw ConfigException("this Muster is closed: build another")
+    /** What a session gives, after all have heard of it. An error before it begins is an outcome too. */
+    private fun <T : Outcome?> told(session: (Life) -> T): T {
+        val outcome =
+            try {
+                session(life())
+            } catch (error: Throwable) { // what nobody catches ends the app
+                @Suppress("UNCHECKED_CAST")
+                Outcome().failed(known(error)) as T
+            } finally {
+                reached.value = null
+            }
+        if (outcome != null) tell(outcome)
+        return outcome
     }
 
     private fun tell(outcome: Outcome) {
@@ -150,20 +263,67 @@ public class Muster internal constructor(
 
     private fun scheduler() = context.service<JobScheduler>()
 
-    /** What the device did, the oldest first: each entry as JSON has it. */
-    public fun journal(): List<Map<String, Any?>> = journal(phone.store)
-
-    /** Stop what is under way in this process, which takes a second at most, and close what is open. */
-    override fun close() {
-        config.stop.set()
-        turns.ofProcess(phone::close)
+    /**
+     * What the device did, the oldest first: each entry as JSON has it, with `at` in seconds since 1970, and the members of
+     * [Outcome.toJson] for a session. Throws [dev.muster.device.StateDamaged].
+     */
+    public fun journal(): List<Map<String, Any?>> {
+        mayWait()
+        return journal(life().phone.store)
     }
 
-    /** Forget everything: examples, models, the device's identity and its keys. It is closed from then on. */
+    /**
+     * The [journal] now and whenever it changes, from sessions in another process of the app too: the file is looked at each second
+     * while this is collected. It ends when this is closed. A journal that cannot be read is left out, and the app's `warn` hears why.
+     */
+    public fun journalFlow(): Flow<List<Map<String, Any?>>> =
+        flow {
+            var seen: Any? = null
+            while (!isClosed) {
+                journalUnless(seen)?.let { (stamp, entries) ->
+                    seen = stamp
+                    emit(entries)
+                }
+                delay(LOOK_MS)
+            }
+        }.distinctUntilChanged().flowOn(Dispatchers.IO)
+
+    /** The journal with its file's stamp, unless that was seen; null when there is none. */
+    private fun journalUnless(seen: Any?): Pair<Any?, List<Map<String, Any?>>>? =
+        try {
+            val phone = life().phone
+            val entries = if (seen == null) journal(phone.store) else null // the first opens the file
+            val stamp = phone.stamp
+            if (stamp == seen) null else stamp to (entries ?: journal(phone.store))
+        } catch (error: DeviceException) {
+            if (!isClosed) warn("the journal cannot be read: ${error.message}")
+            null
+        }
+
+    /** Stop what is under way in this process, which takes a second at most, and close what is open, models too. */
+    override fun close() {
+        mayWait()
+        isClosed = true
+        current.close()
+    }
+
+    /**
+     * Forget everything: examples, models, the journal, the device's identity and its keys. Sessions that are under way end, also in
+     * other processes of the app, and the system runs no more of them. This stays open, and begins anew as another device when the
+     * app uses it again, with [schedule] say.
+     *
+     * Throws [dev.muster.device.StateInUse] when another process does not end its session in five seconds: nothing is erased then.
+     * Throws [dev.muster.device.StateDamaged] when something cannot be deleted.
+     */
     public fun eraseEverything() {
+        mayWait()
         unschedule()
-        config.stop.set()
-        turns.ofProcess(phone::erase)
+        val before = current
+        try {
+            before.erase()
+        } finally {
+            beganAnew(before)
+        }
     }
 
     /** Makes a [Muster]. */
@@ -177,6 +337,7 @@ public class Muster internal constructor(
         private var periodMinutes = LEAST_MINUTES
         private var client: OkHttpClient? = null
         private var warn = Listener<String> { }
+        private var mayWait: () -> Unit = ::offMainThread
 
         /** Where to take part: a coordinator's URL and a population's name. */
         public fun coordinator(url: String, population: String): Builder = apply {
@@ -202,16 +363,26 @@ public class Muster internal constructor(
         /** Hears what is wrong without being an error. */
         public fun warn(listener: Listener<String>): Builder = apply { warn = listener }
 
-        /** Throws [ConfigException] for a coordinator that is none. */
+        /** Let calls wait on the app's main thread: for tests, which Robolectric runs there. */
+        public fun allowMainThread(): Builder = apply { mayWait = { } }
+
+        /** Throws [ConfigException] for a coordinator that is none. It opens nothing yet. */
         public fun build(): Muster {
             val url = coordinator.toHttpUrlOrNull() ?: throw ConfigException("coordinator: it must be a URL such as https://fl.example")
             if (population.isEmpty()) throw ConfigException("coordinator: a population is missing")
-            val phone = Phone(context, File(context.noBackupFilesDir, FOLDER), attester, client ?: OkHttpClient())
-            return Muster(context, phone, SessionConfig(url, population, policy), requirements, periodMinutes) { telling(warn, it) }
+            val (listener, check) = warn to mayWait
+            val http = client ?: OkHttpClient()
+            val (evidence, rules, folder) = Triple(attester, policy, File(context.noBackupFilesDir, FOLDER))
+            return Muster(
+                context, requirements, periodMinutes, { telling(listener, it) }, check,
+                newPhone = { Phone(context, folder, evidence, http, check) },
+                newConfig = { SessionConfig(url, population, rules) },
+            )
         }
     }
 
     public companion object {
+        /** A builder of the device; it needs [Builder.coordinator] at least. */
         @JvmStatic
         public fun builder(context: Context): Builder = Builder(context)
     }

@@ -36,6 +36,7 @@ import java.io.File
 import java.io.IOException
 import java.io.RandomAccessFile
 import java.nio.channels.FileChannel
+import java.nio.channels.FileLock
 import java.util.concurrent.ConcurrentHashMap
 import java.util.concurrent.locks.ReentrantLock
 import kotlin.concurrent.withLock
@@ -74,9 +75,13 @@ internal class Phone(
     val folder: File,
     override val attester: Attester?,
     private val client: OkHttpClient,
+    private val mayWait: () -> Unit = {},
 ) : Platform, AutoCloseable {
+    private val file = File(folder, "state.db")
     private var notice: String? = null
-    private val database = lazy { openDatabase(File(folder, "state.db"), listOf(SEALING, SealedStore.TABLE)) { notice = it } }
+    private var identity: Any? = null
+    private val database =
+        lazy { openDatabase(file, listOf(SEALING, SealedStore.TABLE)) { notice = it }.also { identity = identityOf(file) } }
     private val sealing = lazy { Sealer(secretOf(database.value)) }
     private val sealed = lazy {
         SealedStore(database.value, sealing.value).also { store ->
@@ -85,21 +90,22 @@ internal class Phone(
     }
     override val store: Store get() = sealed.value
     override val blobs: BlobCache = FileBlobs(folder)
-    private val kept = lazy { ExampleStore(File(folder, "examples.db"), { sealing.value }, ::now) }
+    private val kept = lazy { ExampleStore(File(folder, "examples.db"), { sealing.value }, mayWait, ::now) }
     override val examples: ExampleSource get() = kept.value
     override val engineName: String get() = engineName()
     override val memoryBytes: Long by lazy {
         ActivityManager.MemoryInfo().also { context.service<ActivityManager>().getMemoryInfo(it) }.totalMem
     }
 
-    /** Throws [ConfigException] on the app's main thread, which must not wait for the network. */
-    override val http: OkHttpClient
-        get() {
-            if (Looper.myLooper() == Looper.getMainLooper()) {
-                throw ConfigException("this waits for the network: call it from another thread than the app's main one")
-            }
-            return client
-        }
+    /** Whether another process of the app erased or replaced what is open here. */
+    val isStale: Boolean
+        get() = database.isInitialized() && identityOf(file) != identity || kept.isInitialized() && kept.value.isStale
+
+    /** What changes whenever something is written. */
+    val stamp: Any? get() = identityOf(file)?.let { listOf(it, file.lastModified(), file.length()) }
+
+    /** Throws [ConfigException] on the app's main thread. */
+    override val http: OkHttpClient get() = client.also { mayWait() }
 
     override fun signingKey(name: String): SigningKey =
         if (name == "device") KeystoreSigningKey(DEVICE_KEY) else keptSigningKey(store, name)
@@ -139,27 +145,46 @@ internal class Phone(
         if (database.isInitialized()) database.value.close()
     }
 
-    /** Remove all that the device keeps, its keys too. Nothing may use it any more. */
+    /** Remove all that the device keeps, its keys too. Nothing may use it any more. Throws [StateDamaged] when something stays. */
     fun erase() {
         close()
-        removeKey(STATE_KEY)
-        removeKey(DEVICE_KEY)
-        folder.deleteRecursively()
+        try {
+            removeKey(STATE_KEY)
+            removeKey(DEVICE_KEY)
+        } finally {
+            if (!folder.deleteRecursively()) throw StateDamaged("not all files in $folder could be deleted: erase again")
+        }
     }
 }
 
+/** Throws [ConfigException] on the app's main thread, which must not wait for the disk or the network. */
+internal fun offMainThread() {
+    if (Looper.myLooper() != Looper.getMainLooper()) return
+    throw ConfigException("this waits for the disk or the network: call it from another thread than the app's main one")
+}
+
 /** Lets sessions and what changes models take turns, in all processes of the app. */
-internal class TurnsOfApp(private val folder: File) : Turns {
+internal class TurnsOfApp(private val folder: File, private val mayWait: () -> Unit = {}) : Turns {
     private val lock = LOCKS.getOrPut(folder.absolutePath) { ReentrantLock(true) }
 
     /** Throws [StateInUse] while another process is at work, [StateDamaged] when the folder cannot be used. */
-    override fun <T> take(work: () -> T): T =
-        ofProcess {
-            opened().use { channel ->
-                val held = channel.tryLock() ?: throw StateInUse("another process of this app is in a session: call again when it is over")
-                held.use { work() }
-            }
+    override fun <T> take(work: () -> T): T = taken(0, work)
+
+    /** The same, after up to so long of waiting for another process. */
+    fun <T> taken(patienceMs: Long, work: () -> T): T {
+        mayWait()
+        if (lock.isHeldByCurrentThread) throw StateInUse("a listener called this in the middle of a session: call it from another thread")
+        return ofProcess { opened().use { channel -> held(channel, patienceMs).use { work() } } }
+    }
+
+    private fun held(channel: FileChannel, patienceMs: Long): FileLock {
+        val end = System.nanoTime() + 1_000_000 * patienceMs
+        while (true) {
+            channel.tryLock()?.let { return it }
+            if (System.nanoTime() >= end) throw StateInUse("another process of this app is in a session: call again when it is over")
+            Thread.sleep(NAP_MS)
         }
+    }
 
     /** Do work once nothing else in this process has a turn. */
     fun <T> ofProcess(work: () -> T): T = lock.withLock(work)
@@ -173,6 +198,8 @@ internal class TurnsOfApp(private val folder: File) : Turns {
         }
 
     private companion object {
+        const val NAP_MS = 20L
+
         /** By folder: a process that holds the lock of a file cannot ask for it again. */
         val LOCKS = ConcurrentHashMap<String, ReentrantLock>()
     }

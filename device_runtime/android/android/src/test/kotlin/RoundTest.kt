@@ -28,6 +28,7 @@ class DigitsApp : Application(), MusterProvider {
         Muster.builder(this)
             .coordinator(coordinator, "phones")
             .attester(KeyAttestation())
+            .allowMainThread()
             .requirements(Requirements(charging = false, idle = false, unmetered = false, minFreeStorageBytes = 0))
             .build()
     }

@@ -33,6 +33,7 @@ class FailingApp : Application(), MusterProvider {
             .coordinator("http://127.0.0.1:${server.localPort}", "phones")
             .requirements(AT_ANY_TIME)
             .policy(Policy())
+            .allowMainThread()
             .warn { TODO("the app's own fault") }
             .build()
             .also { muster -> muster.listen { TODO("the app's own fault") } }
@@ -90,9 +91,15 @@ class SessionJobTest {
         assertTrue(System.nanoTime() - began < 1_000_000_000)
         assertTrue(within(1.0) { shadowOf(service).isJobFinished })
         assertFalse(File(app.noBackupFilesDir, "muster").exists())
+    }
+
+    @Test
+    fun `a closed device runs no session, and its job ends`() {
+        app.muster.close()
         assertTrue(service.onStartJob(job))
-        Thread.sleep(500)
+        assertTrue(within(1.0) { shadowOf(service).isJobFinished })
         assertFalse(File(app.noBackupFilesDir, "muster").exists())
+        assertEquals("bad-configuration", app.muster.sessionAsync().get().reason)
     }
 
     @Test

@@ -166,6 +166,8 @@ class StateTest {
         try {
             assertEquals('l'.code, other.inputStream.read())
             assertThrows(StateInUse::class.java) { turns.take { } }
+            thread { Thread.sleep(200).also { other.destroyForcibly() } }
+            assertEquals(2, turns.taken(10_000) { 2 })
         } finally {
             other.destroyForcibly().waitFor()
         }
