@@ -29,11 +29,11 @@ private const val PADDING_DP = 16
 class MainActivity : Activity() {
     private val sample get() = application as SampleApplication
     private val work = Executors.newSingleThreadExecutor()
-    private var model: Model? = null
     private lateinit var pad: PadView
     private lateinit var said: TextView
     private lateinit var facts: TextView
     private lateinit var train: Button
+    private lateinit var night: Switch
 
     override fun onCreate(state: Bundle?) {
         super.onCreate(state)
@@ -52,7 +52,8 @@ class MainActivity : Activity() {
         for (digits in listOf(0..4, 5..9)) column.addView(row(*digits.map(::label).toTypedArray()))
         column.addView(facts)
         column.addView(train)
-        column.addView(nightSwitch())
+        night = nightSwitch()
+        column.addView(night)
         column.addView(row(button(R.string.journal, ::openJournal), button(R.string.forget, ::askToForget)))
         val scroll = ScrollView(this).apply { addView(column) }
         scroll.fitsSystemWindows = true // Android 15 draws apps below the system's bars
@@ -110,9 +111,9 @@ class MainActivity : Activity() {
 
     private fun keep(digit: Int) {
         if (pad.isEmpty) return say(getString(R.string.empty))
-        val example = mapOf("x" to pad.drawn, "y" to digit)
+        val drawn = pad.drawn
         pad.wipe()
-        doing({ sample.muster.examples.append(COLLECTION, example) }) { show() }
+        doing({ sample.keep(drawn, digit) }) { show() }
     }
 
     private fun read() {
@@ -134,7 +135,7 @@ class MainActivity : Activity() {
         }
     }
 
-    private fun model(): Model = model ?: sample.muster.model(getString(R.string.model)).also { model = it }
+    private fun model(): Model = sample.muster.model(getString(R.string.model))
 
     private fun train() {
         train.isEnabled = false
@@ -172,9 +173,9 @@ class MainActivity : Activity() {
     }
 
     private fun forget() {
-        model = null
-        doing({ sample.forget() }) {
+        doing({ sample.muster.eraseEverything() }) {
             say(getString(R.string.forgotten))
+            night.isChecked = false
             show()
         }
     }

@@ -17,24 +17,16 @@ private const val MOST = 1000
 class SampleApplication :
     Application(),
     MusterProvider {
-    private var opened: Muster? = null
+    private val fields = listOf(ExampleField("x", DType.FLOAT32, listOf(1, SIDE, SIDE)), ExampleField("y", DType.INT64, emptyList(), 10))
 
-    @get:Synchronized
-    override val muster: Muster
-        get() = opened ?: open().also { opened = it }
-
-    private fun open(): Muster {
-        val muster = Muster.builder(this).coordinator(getString(R.string.coordinator), getString(R.string.population)).build()
-        val fields = listOf(ExampleField("x", DType.FLOAT32, listOf(1, SIDE, SIDE)), ExampleField("y", DType.INT64, emptyList(), 10))
-        muster.examples.declare(COLLECTION, fields, Retention(MONTH_S, MOST))
-        return muster
+    override val muster: Muster by lazy {
+        Muster.builder(this).coordinator(getString(R.string.coordinator), getString(R.string.population)).build()
     }
 
-    /** Delete all, and begin anew as another device at the next use. */
-    @Synchronized
-    fun forget() {
-        muster.eraseEverything()
-        opened = null
+    /** Keep a digit that was drawn, with its label. */
+    fun keep(drawn: FloatArray, digit: Int) {
+        muster.examples.declare(COLLECTION, fields, Retention(MONTH_S, MOST))
+        muster.examples.append(COLLECTION, mapOf("x" to drawn, "y" to digit))
     }
 
     /** Whether this build can run graphs on this phone. */
