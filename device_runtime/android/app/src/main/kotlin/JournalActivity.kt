@@ -8,26 +8,36 @@ import android.widget.ArrayAdapter
 import android.widget.FrameLayout
 import android.widget.ListView
 import android.widget.TextView
-import kotlin.concurrent.thread
 
-/** What this device did, the newest first. */
+/** What this device did, the newest first, as it happens. */
 class JournalActivity : Activity() {
+    private val list by lazy { ListView(this) }
+    private val empty by lazy { TextView(this) }
+    private var listening: AutoCloseable? = null
+
     override fun onCreate(state: Bundle?) {
         super.onCreate(state)
-        val list = ListView(this)
-        val empty = TextView(this).apply { gravity = Gravity.CENTER }
+        empty.gravity = Gravity.CENTER
         val both = FrameLayout(this).apply { fitsSystemWindows = true }
         both.addView(list)
         both.addView(empty)
         list.emptyView = empty
         setContentView(both)
-        thread {
-            val lines = (application as SampleApplication).muster.journal().asReversed().map(::line)
-            runOnUiThread {
-                list.adapter = ArrayAdapter(this, android.R.layout.simple_list_item_1, lines)
-                empty.setText(R.string.no_session)
-            }
-        }
+    }
+
+    override fun onStart() {
+        super.onStart()
+        listening = (application as SampleApplication).muster.listenToJournal { entries -> runOnUiThread { show(entries) } }
+    }
+
+    override fun onStop() {
+        super.onStop()
+        listening?.close()
+    }
+
+    private fun show(entries: List<Map<String, Any?>>) {
+        list.adapter = ArrayAdapter(this, android.R.layout.simple_list_item_1, entries.asReversed().map(::line))
+        empty.setText(R.string.no_session)
     }
 
     private fun line(entry: Map<String, Any?>): String {

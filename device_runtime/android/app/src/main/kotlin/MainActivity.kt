@@ -68,6 +68,7 @@ class MainActivity : Activity() {
 
     /** Do work that may wait, and then something on the screen. Errors are said there. */
     private fun <T> doing(work: () -> T, then: (T) -> Unit) {
+        if (isDestroyed) return // as when a session ends after the screen was turned
         this.work.execute {
             try {
                 val found = work()
