@@ -10,6 +10,7 @@ import dev.muster.device.DeviceException
 import dev.muster.device.Json
 import dev.muster.device.Platform
 import dev.muster.device.Store
+import dev.muster.device.kept.journal
 import dev.muster.device.models.Model
 import dev.muster.device.permission.Policy
 import dev.muster.device.sessions.Device
@@ -48,8 +49,7 @@ private class Orders(private val steps: Int?) {
                 val name = error.javaClass.simpleName
                 mapOf("error" to NAMES.getOrElse(name) { name.removeSuffix("Exception") }, "detail" to error.message)
             }
-        val journal = Json.parse(own.store.get("journal") ?: "[]", "journal").value
-        val now = mapOf("version" to model.version, "personal" to model.personal, "journal" to journal, "warnings" to warnings.toList())
+        val now = mapOf("version" to model.version, "personal" to model.personal, "journal" to journal(own.store), "warnings" to warnings.toList())
         return answer + now
     }
 

@@ -17,6 +17,8 @@ import dev.muster.device.Store
 import dev.muster.device.Target
 import dev.muster.device.base64
 import dev.muster.device.fromBase64
+import dev.muster.device.keptJson
+import dev.muster.device.keptNumber
 import dev.muster.device.wire.Assignment
 
 private const val JOURNAL = "journal"
@@ -87,24 +89,32 @@ public data class Outcome(
  * at: seconds since 1970.
  */
 internal fun writeJournal(store: Store, at: Double, entry: Map<String, Any?>) {
-    val kept = store.get(JOURNAL).orEmpty()
-    val isWhole = kept.isEmpty() || (kept.startsWith("{") && kept.endsWith("}\n"))
-    val before = if (isWhole) kept else line(mapOf("at" to at, "outcome" to LOST))
-    val oldest = if (before.count { it == '\n' } < MOST_ENTRIES) 0 else before.indexOf('\n') + 1
-    store.write(mapOf(JOURNAL to before.substring(oldest) + line(mapOf("at" to at) + entry)))
+    val written =
+        try {
+            keptNumber(store, JOURNAL) ?: 0
+        } catch (_: StateDamaged) {
+            store.write(mapOf(place(0) to Json.write(mapOf("at" to at, "outcome" to LOST))))
+            1
+        }
+    store.write(mapOf(place(written) to Json.write(mapOf("at" to at) + entry), JOURNAL to "${written + 1}"))
 }
 
-private fun line(entry: Map<String, Any?>) = "${Json.write(entry)}\n"
+/** Where the entry of that number is kept: each on its own, so that a long journal costs no more to write. */
+private fun place(number: Long) = "$JOURNAL:${number % MOST_ENTRIES}"
 
-/** The journal's entries, the oldest first. One that cannot be read says so as its outcome. */
-internal fun journal(store: Store): List<Map<String, Any?>> =
-    store.get(JOURNAL).orEmpty().lines().filter { it.isNotEmpty() }.map { line ->
+/** The journal's entries, the oldest first; one that cannot be read says so as its outcome. Throws [StateDamaged]. */
+internal fun journal(store: Store): List<Map<String, Any?>> {
+    val written = keptNumber(store, JOURNAL) ?: 0
+    return (maxOf(0, written - MOST_ENTRIES) until written).map { number ->
         try {
-            Json.parse(line, "journal").members()
+            keptJson(store, place(number))?.members()
+        } catch (_: DeviceException) {
+            null
         } catch (_: FormatException) {
-            mapOf("outcome" to LOST)
-        }
+            null
+        } ?: mapOf("outcome" to LOST)
     }
+}
 
 /** How far the work on an assignment is. */
 internal enum class Phase { ASSIGNED, TRAINED, MASKED, REPORTED }
