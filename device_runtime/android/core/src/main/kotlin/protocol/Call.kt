@@ -148,13 +148,14 @@ internal fun send(platform: Platform, base: HttpUrl, call: Call, signer: Signer,
 }
 
 private fun exchange(http: OkHttpClient, url: HttpUrl, call: Call, fields: Map<String, String>, moved: BytesMoved): Answer {
+    val stop = call.cancelled ?: Stop()
     val wholeS = call.timeoutS + if (call.cancelled == null) 0.0 else ((call.body?.size ?: 0) + call.most) / SLOWEST
     // An app's client may have more than a connection: nothing of the app's may leave, and no nonce be sent twice.
     val client =
         http.newBuilder().retryOnConnectionFailure(false).followRedirects(false)
             .cache(null).cookieJar(CookieJar.NO_COOKIES).authenticator(Authenticator.NONE)
             .addNetworkInterceptor(::withoutRepetition)
-            .dns(Names(http.dns, call.cancelled ?: Stop(), wholeS))
+            .dns(Names(http.dns, stop, wholeS))
             .readTimeout(millis(call.timeoutS), TimeUnit.MILLISECONDS)
             .writeTimeout(millis(TIMEOUT_S), TimeUnit.MILLISECONDS)
             .callTimeout(millis(wholeS), TimeUnit.MILLISECONDS)
@@ -163,7 +164,7 @@ private fun exchange(http: OkHttpClient, url: HttpUrl, call: Call, fields: Map<S
     val body = call.body ?: if (call.method in listOf("POST", "PUT", "PATCH")) ByteArray(0) else null
     val request = Request.Builder().url(url).headers(headers.toHeaders()).method(call.method, body?.let { Body(it, moved) })
     val running = client.newCall(request.build())
-    return (call.cancelled ?: Stop()).use(running::cancel) { running.execute().use { read(call, it, moved) } }
+    return stop.use(running::cancel) { running.execute().use { read(call, it, moved) } }
 }
 
 /** OkHttp repeats a request at once where the answer 503 says to come back in 0 seconds. */

@@ -5,7 +5,6 @@ import dev.muster.device.AlreadyRevealed
 import dev.muster.device.DeadlinePassed
 import dev.muster.device.Refused
 import dev.muster.device.SecaggRefused
-import dev.muster.device.Stop
 import dev.muster.device.kept.AssignmentKeeper
 import dev.muster.device.kept.KeptAssignment
 import dev.muster.device.kept.Phase
@@ -155,7 +154,7 @@ internal class SecureDelivery(
     private fun hear(assignment: String, number: Int): ByteArray {
         while (keepGoing()) {
             visit.transport.secagg(assignment, number, WAIT_S)?.let { return only(number, it) }
-            visit.platform.sleep(PAUSE_S, Stop())
+            visit.platform.sleep(PAUSE_S, visit.transport.stopping)
         }
         throw DeadlinePassed("message M$number of the secure aggregation did not come in time")
     }
