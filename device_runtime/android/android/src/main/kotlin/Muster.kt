@@ -278,7 +278,7 @@ public class Muster internal constructor(
      */
     public fun journalFlow(): Flow<List<Map<String, Any?>>> =
         flow {
-            var seen: Any? = null
+            var seen: Any? = this // no stamp
             while (!isClosed) {
                 journalUnless(seen)?.let { (stamp, entries) ->
                     seen = stamp
@@ -288,13 +288,13 @@ public class Muster internal constructor(
             }
         }.distinctUntilChanged().flowOn(Dispatchers.IO)
 
-    /** The journal with its file's stamp, unless that was seen; null when there is none. */
+    /** The journal with the stamp of its file, unless that was seen. Null for one that cannot be read, too. */
     private fun journalUnless(seen: Any?): Pair<Any?, List<Map<String, Any?>>>? =
         try {
             val phone = life().phone
-            val entries = if (seen == null) journal(phone.store) else null // the first opens the file
             val stamp = phone.stamp
-            if (stamp == seen) null else stamp to (entries ?: journal(phone.store))
+            // Where nothing is kept, as after all was erased, nothing is made.
+            if (stamp == seen) null else stamp to if (stamp == null) emptyList() else journal(phone.store)
         } catch (error: DeviceException) {
             if (!isClosed) warn("the journal cannot be read: ${error.message}")
             null

@@ -101,7 +101,7 @@ internal class Phone(
     val isStale: Boolean
         get() = database.isInitialized() && identityOf(file) != identity || kept.isInitialized() && kept.value.isStale
 
-    /** What changes whenever something is written. */
+    /** What changes whenever something is written; null before the first. */
     val stamp: Any? get() = identityOf(file)?.let { listOf(it, file.lastModified(), file.length()) }
 
     /** Throws [ConfigException] on the app's main thread. */

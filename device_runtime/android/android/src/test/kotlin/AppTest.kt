@@ -13,6 +13,7 @@ import kotlinx.coroutines.launch
 import kotlinx.coroutines.runBlocking
 import kotlinx.coroutines.withTimeout
 import org.junit.Assert.assertEquals
+import org.junit.Assert.assertFalse
 import org.junit.Assert.assertNotEquals
 import org.junit.Assert.assertNull
 import org.junit.Assert.assertThrows
@@ -62,7 +63,7 @@ class AppTest {
                 { muster.examples.append("default", emptyMap()) },
             )
         for (call in calls) assertThrows(ConfigException::class.java) { call() }
-        assertEquals(false, File(context.noBackupFilesDir, "muster").exists())
+        assertFalse(File(context.noBackupFilesDir, "muster").exists())
         muster.schedule()
         assertEquals("unreachable", muster.sessionAsync().get().reason)
     }
@@ -85,6 +86,7 @@ class AppTest {
                 val seen = ArrayList<Int>()
                 val collecting = launch(Dispatchers.IO) { muster.journalFlow().collect { seen += it.size } }
                 assertTrue(within { seen == listOf(0) })
+                assertFalse(File(context.noBackupFilesDir, "muster").exists())
                 using { other -> other.session() }
                 assertTrue(within { seen == listOf(0, 1) })
                 muster.close()
