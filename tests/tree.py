@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-SKIPPED = {"build", "dist", "out", "node_modules"}
+SKIPPED = {"build", "dist", "out", "node_modules", "target"}
 
 
 def files(*suffixes):

@@ -54,7 +54,9 @@ def test_the_first_android_app_is_compiled_with_the_library():
     """`make android` compiles it; a coordinator's round with such an app is RoundTest."""
     source = ROOT / "device_runtime" / "android" / "android" / "src" / "test" / "kotlin" / "FirstApp.kt"
     (code,) = re.findall(
-        r"^```kotlin\n(class .*?)^```$", (TUTORIALS / "android-app.md").read_text(), re.MULTILINE | re.DOTALL
+        r"^```kotlin\n// FirstApp.kt\n(class .*?)^```$",
+        (TUTORIALS / "android-app.md").read_text(),
+        re.MULTILINE | re.DOTALL,
     )
     assert source.read_text().endswith(f"\n{code}")
 
@@ -111,8 +113,9 @@ def test_tutorials_and_how_to_pages_name_every_file_that_they_use():
         text = path.read_text()
         for language, block in BLOCK.findall(text):
             if language != "sh":
-                assert re.match(r"# [\w.]+\n", block), f"{path.name}: a block of {language} begins with its file's name"
-                assert f"`{block.splitlines()[0][2:]}`" in text
+                named = re.match(r"(?:#|//|<!--) ([\w.]+)(?: -->)?\n", block)
+                assert named, f"{path.name}: a block of {language} begins with its file's name"
+                assert f"`{named[1]}`" in text
 
 
 MY_ALGOS = """
