@@ -12,7 +12,7 @@ CEILINGS = {
     "Python files outside tests": 421,
     "import lines, %": 7.2,
     "test lines": 79_450,
-    "words": 110_170,
+    "words": 110_000,
     "decisions": 30,
     "circles": 0,
     "functions over 25 lines, %": 3.55,
