@@ -17,6 +17,7 @@ import org.robolectric.RuntimeEnvironment
 import org.robolectric.annotation.Config
 import org.robolectric.shadow.api.Shadow
 import java.io.File
+import java.util.concurrent.TimeUnit
 
 private const val EXAMPLES = 30
 
@@ -75,7 +76,8 @@ class RoundTest {
             assertEquals(1, committed["reported"].size())
             assertTrue(committed["train.loss"].number() > 0)
         } finally {
-            process.destroy()
+            process.outputStream.close() // upon which it ends the coordinator
+            if (!process.waitFor(1, TimeUnit.MINUTES)) process.destroy()
         }
     }
 
