@@ -50,7 +50,7 @@ internal class SqliteStore(folder: File) : Store, AutoCloseable {
     private fun putAside(file: File) {
         val kept = File("$file.damaged-${System.currentTimeMillis()}")
         Files.move(file.toPath(), kept.toPath())
-        File("$file-journal").delete()
+        File("$file-wal").delete()
         putAside = "$FILE was damaged: it is kept as ${kept.name}, and a new one takes its place"
     }
 
@@ -84,9 +84,10 @@ internal class SqliteStore(folder: File) : Store, AutoCloseable {
             }
             val damage = statement.executeQuery("PRAGMA quick_check(1)").use { it.getString(1) }
             if (damage != "ok") throw SQLException("SQLITE_CORRUPT: $damage")
-            statement.execute("PRAGMA application_id = $APPLICATION")
+            if (owner != APPLICATION) statement.execute("PRAGMA application_id = $APPLICATION")
             statement.execute("CREATE TABLE IF NOT EXISTS kept (key TEXT PRIMARY KEY, value TEXT NOT NULL) STRICT")
             statement.execute("COMMIT")
+            statement.execute("PRAGMA journal_mode = WAL") // one write to the disk for each commit
         }
         opened.autoCommit = false
     }
