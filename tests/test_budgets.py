@@ -8,7 +8,7 @@ from tests.tree import ROOT
 from tools.count_lines import at, budgets, circles, is_product, work_tree
 
 CEILINGS = {
-    "product lines": 104_175,
+    "product lines": 104_210,
     "Python files outside tests": 421,
     "import lines, %": 7.2,
     "test lines": 79_450,

@@ -35,6 +35,8 @@ OPERATORS = frozenset(_LIST.split())
 # A loop must end: the last value that it scans is a vector whose bytes are in the graph, or the mask, which the device
 # makes. Its body is a graph of nodes.
 LOOP, BOUND = "Scan", MASK.encode()
+# How many of its inputs a loop scans: of more than there are, some engines end the process.
+SCANNED = b"num_scan_inputs"
 # A loop scans only the first axis: the plan itself chooses the other axes of a batch.
 AXES = "scan_input_axes"
 
@@ -147,6 +149,8 @@ class _Walk:
         self._nodes = self._fields = self._opsets = self._versions = 0
         # Names of values: the last one that each loop scans, those that bound a loop, and all others.
         self._looped, self._bounds, self._others = set[bytes](), set[bytes](), set[bytes]()
+        self._scanned = 0
+        """How many inputs the node that is being read goes over, as its attributes say."""
         # Names of divisors, of constants by which a graph may divide, and of all other values.
         self._divisors, self._safe, self._unsafe = set[bytes](), set[bytes](), set[bytes]()
 
@@ -197,8 +201,15 @@ class _Walk:
         def texts(field: str) -> list[bytes]:
             return [self._data[start:stop] for _, start, stop in places.get(field, [])]
 
-        if kind == "node" and texts("op_type")[-1:] == [LOOP.encode()]:
-            self._looped.add([b"", *texts("input")][-1])
+        if kind == "attribute" and SCANNED in texts("name"):
+            numbers = [
+                self._varint(at, end)[0] if wire == _VARINT else MOST_FIELDS for wire, at, end in places.get("i", [])
+            ]
+            self._scanned = max(self._scanned, *numbers, 0)
+        if kind == "node":
+            if texts("op_type")[-1:] == [LOOP.encode()]:
+                self._note_loop(texts("input"))
+            self._scanned = 0
         vector = kind == "tensor" and self._is_vector(places)
         for name in texts(_NAMES[kind]) if kind in _NAMES else ():
             bounds = vector or (self._many and kind == "graph's input" and name == BOUND)
@@ -207,6 +218,11 @@ class _Walk:
             self._note_division(texts("op_type"), texts("input"))
             names = texts(_ALL_NAMES[kind]) if kind in _ALL_NAMES else ()
             (self._safe if kind == "tensor" and self._divides(places) else self._unsafe).update(names)
+
+    def _note_loop(self, inputs: list[bytes]) -> None:
+        if self._scanned > len(inputs):
+            raise _Unfit(f"a {LOOP} goes over {self._scanned} inputs, and has {len(inputs)}")
+        self._looped.add([b"", *inputs][-1])
 
     def _note_division(self, operators: list[bytes], inputs: list[bytes]) -> None:
         if DIVIDING.intersection(operators):

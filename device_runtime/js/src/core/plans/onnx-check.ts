@@ -22,6 +22,8 @@ const OPERATORS = new Set(
  * device makes. Its body is a graph of nodes.
  */
 const [LOOP, BOUND] = ["Scan", "mask"];
+/** How many of its inputs a loop goes over: of more than there are, some engines end the process. */
+const SCANNED = "num_scan_inputs";
 /** A loop scans only the first axis: the plan itself chooses the other axes of a batch. */
 const AXES = "scan_input_axes";
 const OPERATORS_IN: Readonly<Record<string, ReadonlySet<string>>> = {
@@ -161,6 +163,8 @@ class Walk {
   #versions = 0;
   /** The last value that each loop scans must be one that bounds a loop. */
   readonly #loops = new Names();
+  /** How many inputs the node that is being read goes over, as its attributes say. */
+  #scanned = 0;
   /** A divisor must be a constant by which a graph may divide. */
   readonly #divisors = new Names();
 
@@ -217,12 +221,25 @@ class Walk {
     this.#note(kind, places);
   }
 
+  #noteLoop(inputs: readonly string[]): void {
+    if (this.#scanned > inputs.length) {
+      throw new Unfit(`a ${LOOP} goes over ${this.#scanned} inputs, and has ${inputs.length}`);
+    }
+    this.#loops.must.add(inputs.at(-1) ?? "");
+  }
+
   /** Record the names that a message gives to values. */
   #note(kind: string, places: Places): void {
     const texts = (field: string) =>
       (places[field] ?? []).map(([, start, stop]) => text(this.#data.subarray(start, stop)));
-    if (kind === "node" && texts("op_type").at(-1) === LOOP) {
-      this.#loops.must.add(texts("input").at(-1) ?? "");
+    if (kind === "attribute" && texts("name").includes(SCANNED)) {
+      for (const [wire, start, stop] of places["i"] ?? []) {
+        this.#scanned = Math.max(this.#scanned, wire === VARINT ? this.#varint(start, stop)[0] : Infinity);
+      }
+    }
+    if (kind === "node") {
+      if (texts("op_type").at(-1) === LOOP) this.#noteLoop(texts("input"));
+      this.#scanned = 0;
     }
     const vector = kind === "tensor" && this.#isVector(places);
     for (const name of kind in NAMES ? texts(NAMES[kind]!) : []) {

@@ -260,7 +260,7 @@ private class Walk(private val data: ByteArray, private val isMany: Boolean, pri
     }
 
     private fun greatest(numbers: List<Place>): Long =
-        numbers.maxOfOrNull { if (it.wire == VARINT) varint(it.start, it.stop) else Long.MAX_VALUE } ?: 0
+        numbers.maxOfOrNull { (if (it.wire == VARINT) varint(it.start, it.stop) else -1) and Long.MAX_VALUE } ?: 0
 
     private fun noteLoop(inputs: List<String>) {
         if (scanned > inputs.size) throw Unfit("a $LOOP goes over $scanned inputs, and has ${inputs.size}")
