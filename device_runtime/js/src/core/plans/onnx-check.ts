@@ -22,7 +22,7 @@ const OPERATORS = new Set(
  * device makes. Its body is a graph of nodes.
  */
 const [LOOP, BOUND] = ["Scan", "mask"];
-/** How many of its inputs a loop goes over: of more than there are, some engines end the process. */
+/** How many of its inputs a loop goes over: of more than there are, some engines crash. */
 const SCANNED = "num_scan_inputs";
 /** A loop scans only the first axis: the plan itself chooses the other axes of a batch. */
 const AXES = "scan_input_axes";
