@@ -12,6 +12,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from fedcore.errors import BadRelease
+from fedcore.labels import Target
 from fedcore.validation import Count, Digest, decoded, decoder
 
 CLIP = "clip"
@@ -47,7 +48,7 @@ class SumBounds(msgspec.Struct, frozen=True, kw_only=True):
     precision per value. max_examples: the greatest weight of a device. min_sum: the fewest devices in one sum.
     noise_multiplier: the standard deviation of the noise that `honest` devices together add to each value of a sum,
     over the greatest L2 norm of a report; 0 is no noise. honest: the number of devices in every sum that are assumed to
-    add their share; 0 without noise.
+    add their share; 0 without noise. target: the expression on labels that says which devices the rounds want.
     """
 
     clip_norm: Positive
@@ -56,6 +57,7 @@ class SumBounds(msgspec.Struct, frozen=True, kw_only=True):
     min_sum: Count
     noise_multiplier: NoiseMultiplier = 0.0
     honest: Count = 0
+    target: Target | UnsetType = UNSET
 
 
 class ReleasedEvaluation(msgspec.Struct, frozen=True, kw_only=True):

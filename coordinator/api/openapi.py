@@ -60,6 +60,7 @@ _EXAMPLES = (
         conditions=StatedConditions(charging=True, idle=True, battery=0.8, free_storage_mb=16384),
         models={"keyboard": 2},
         refused={"keyboard": 3},
+        labels={"region": "eu"},
     ),
     messages.Accepted(
         _SESSION, (messages.Offer(task=_TASK, collection="default", min_examples=20, charging=True),), _RETRY
@@ -78,6 +79,7 @@ _EXAMPLES = (
         report_within_s=600.0,
         minimum=20,
         purpose="This task teaches a model to read digits.",
+        target="region = eu",
     ),
     messages.Receipt(assignment=_ASSIGNMENT, task=_TASK, round=3, sha256=_PLAN.sha256),
     messages.Settled(counted=True, over=False),

@@ -15,6 +15,7 @@ from msgspec import UNSET, UnsetType
 
 from fedcore.conditions import ConditionRules, StatedConditions
 from fedcore.errors import WireError
+from fedcore.labels import Labels, Target, check_labels
 from fedcore.plan import BlobRef, PlanSignature
 from fedcore.release import LogProof, Signed
 from fedcore.schedule import LONGEST_REPORTING_S
@@ -209,7 +210,8 @@ class CheckIn(msgspec.Struct, frozen=True, kw_only=True):
 
     `examples` are counts by collection, each rounded down to a power of two. `models` are the versions of released
     models that the device has, by name, and `refused` those that it refused last; absent when there are none. `token`
-    is that of its last rejection in this population.
+    is that of its last rejection in this population. `labels` are those that its owner lets it tell; absent when there
+    are none.
     """
 
     version: int = WIRE_VERSION
@@ -219,6 +221,11 @@ class CheckIn(msgspec.Struct, frozen=True, kw_only=True):
     models: Versions | UnsetType = UNSET
     refused: Versions | UnsetType = UNSET
     token: Annotated[str, msgspec.Meta(max_length=MOST_TOKEN)] | UnsetType = UNSET
+    labels: Labels | UnsetType = UNSET
+
+    def __post_init__(self) -> None:
+        if self.labels is not UNSET:
+            check_labels(self.labels)
 
 
 class Offer(ConditionRules, frozen=True, kw_only=True, omit_defaults=True):
@@ -273,7 +280,8 @@ class Assignment(msgspec.Struct, frozen=True, kw_only=True, tag="assigned", tag_
     signed it, and the signed `release` comes, with the signed `lineage` of every checkpoint but the first and the proof
     that it is in the `log` (`fedcore.release`). `over_selected`: more devices have the assignment than reports are
     needed. `lost_after_s`: for how long the device may be silent before the round goes on without it. `purpose`: what
-    the task is for, as its operator tells the devices' owners, if anything.
+    the task is for, as its operator tells the devices' owners, if anything. `target`: the task's expression on labels,
+    which only text is compared with.
     """
 
     version: int = WIRE_VERSION
@@ -296,6 +304,7 @@ class Assignment(msgspec.Struct, frozen=True, kw_only=True, tag="assigned", tag_
     over_selected: bool = False
     lost_after_s: Seconds | None = None
     purpose: Annotated[str, msgspec.Meta(max_length=LONGEST_SENTENCE)] | UnsetType = UNSET
+    target: Target | UnsetType = UNSET
 
 
 class Receipt(msgspec.Struct, frozen=True, kw_only=True):

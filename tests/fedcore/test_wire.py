@@ -32,6 +32,7 @@ ASSIGNMENT = messages.Assignment(
             msgspec.structs.replace(CHECK_IN, conditions=StatedConditions(charging=True, unmetered=False, battery=0.8)),
             messages.CheckIn,
         ),
+        (msgspec.structs.replace(CHECK_IN, labels={"app_version": "3.2.1", "region": "eu"}), messages.CheckIn),
         (messages.Accepted("s1"), messages.CheckInAnswer),
         (REJECTED, messages.CheckInAnswer),
         (
@@ -40,7 +41,7 @@ ASSIGNMENT = messages.Assignment(
         ),
         (ASSIGNMENT, messages.AssignmentAnswer),
         (
-            msgspec.structs.replace(ASSIGNMENT, plan_signature=PlanSignature("s", "v"), minimum=20),
+            msgspec.structs.replace(ASSIGNMENT, plan_signature=PlanSignature("s", "v"), minimum=20, target="a = b"),
             messages.AssignmentAnswer,
         ),
         (REJECTED, messages.AssignmentAnswer),
@@ -163,3 +164,33 @@ def test_numbers_of_an_assignment_that_no_device_can_use_are_refused(field, valu
 def test_a_blob_is_named_by_a_digest_and_nothing_else(digest):
     with pytest.raises(msgspec.ValidationError, match="sha256"):
         msgspec.json.decode(msgspec.json.encode({"sha256": digest, "size": 1}), type=BlobRef)
+
+
+@pytest.mark.parametrize(
+    ("labels", "words"),
+    [
+        ({f"n{number}": "v" for number in range(17)}, "17 labels are too many: a device has at most 16"),
+        ({"Region": "eu"}, "label 'Region': a name has 1 to 32"),
+        ({"n" * 33: "v"}, f"label '{'n' * 33}': a name has 1 to 32"),
+        ({"region\n": "eu"}, r"label 'region\n': a name has 1 to 32"),
+        ({"region": "ü" * 33}, "label region: its value must have 1 to 64 bytes, not 66"),
+        ({"region": ""}, "label region: its value must have 1 to 64 bytes, not 0"),
+        ({"region": "e\x85u"}, "label region: its value may not hold control characters"),
+    ],
+)
+def test_labels_beyond_their_limits_are_refused_by_name(labels, words):
+    text = messages.encode(CHECK_IN)[:-1] + b',"labels":' + msgspec.json.encode(labels) + b"}"
+    with pytest.raises(WireError) as refused:
+        messages.decode(text, messages.CheckIn)
+    assert words in str(refused.value)
+
+
+def test_labels_up_to_their_limits_are_read():
+    labels = {"n" + "_" * 31: "ü" * 32} | {f"n{number}": "v" for number in range(15)}
+    told = msgspec.structs.replace(CHECK_IN, labels=labels)
+    assert messages.decode(messages.encode(told), messages.CheckIn) == told
+
+
+def test_without_labels_and_target_messages_are_those_of_before():
+    assert b"labels" not in messages.encode(CHECK_IN)
+    assert b"target" not in messages.encode(ASSIGNMENT)
