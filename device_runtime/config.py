@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -29,7 +29,8 @@ class DeviceConfig:
     stored data; None means files beside that data.
 
     conditions: read before a session, while it downloads and while it trains, and compared with `requirements`. Without
-    a source nothing is known, so no requirement holds. stopping: whether to give up at once.
+    a source nothing is known, so no requirement holds. stopping: whether to give up at once. labels: what the app says
+    of the device, of which it tells those that its policy lists.
 
     connect, trainer: functions that make the transport, from the coordinator's URL, and the trainer, from the backend's
     name.
@@ -48,6 +49,7 @@ class DeviceConfig:
     conditions: ConditionSource = Conditions
     requirements: Requirements = field(default_factory=Requirements)
     stopping: Callable[[], bool] = lambda: False
+    labels: Mapping[str, str] = field(default_factory=dict)
     connect: Callable[[str], Transport] = Transport.to
     trainer: Callable[[str], Trainer] = Sandbox
 

@@ -10,7 +10,7 @@ import random
 import threading
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
@@ -25,6 +25,7 @@ from device_runtime.session import run_session
 from device_runtime.state.database import open_database
 from device_runtime.state.folder import KeyStore, only_session
 from device_runtime.state.records import Retry
+from fedcore.labels import check_labels
 from fedcore.wire.messages import Attestation, RetryWindow
 
 if TYPE_CHECKING:
@@ -128,8 +129,9 @@ class Device:
     conditions, and those under which the device may work. wait_s: the seconds that it waits to be selected.
     enrolment_secret: the secret that the device proves to know when it enrols, as bytes or its file. attest: instead of
     a secret, a function that returns the platform's attestation for a challenge of 32 bytes. keystore: holds the key
-    that seals stored data, instead of a file. Raises ConfigError when an argument is not valid, such as a malformed
-    URL, an unknown backend or a file that is no policy.
+    that seals stored data, instead of a file. labels: up to 16 values by name, such as the app's version, of which the
+    device tells those that its policy lists. Raises ConfigError when an argument is not valid, such as a malformed URL,
+    an unknown backend or a file that is no policy.
     """
 
     def __init__(  # noqa: PLR0913  # one parameter per setting, most of them by name
@@ -147,6 +149,7 @@ class Device:
         enrolment_secret: bytes | Path | str | None = None,
         attest: Callable[[bytes], Attestation] | None = None,
         keystore: KeyStore | None = None,
+        labels: Mapping[str, str] | None = None,
     ) -> None:
         _check(coordinator, population, backend, wait_s)
         _check_paths(examples=examples, state=state)
@@ -163,6 +166,7 @@ class Device:
             enrolment_secret=secret_in(enrolment_secret),
             attest=attest,
             keystore=keystore,
+            labels=_labels(labels or {}),
         )
         self._said = False
         self._models: weakref.WeakSet[Model] = weakref.WeakSet()
@@ -258,6 +262,14 @@ def _check_paths(**paths: Path | str) -> None:
 def _is_text(name: str) -> bool:
     """Whether a name can be sent as text; half a surrogate pair cannot."""
     return all(not 0xD800 <= ord(character) < 0xE000 for character in name)
+
+
+def _labels(labels: Mapping[str, str]) -> dict[str, str]:
+    try:
+        check_labels(labels)
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+    return dict(labels)
 
 
 def _policy(policy: Policy | Path | str | None, state: Path) -> Policy:

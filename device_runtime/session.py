@@ -172,6 +172,7 @@ class _Session:
             models=models or UNSET,
             refused=refused or UNSET,
             token=self._retry.token() or UNSET,
+            labels=self._guard.told(config.labels) or UNSET,
         )
         unsettled = self._kept.settle_all(transport.outcome)
         with self._phase("wait"):
@@ -370,4 +371,5 @@ class _Session:
             task=assignment.task, round=assignment.round, attempt=assignment.attempt, slot=assignment.slot
         )
         told = {"purpose": errors.plain(assignment.purpose or ""), "masked": assignment.secagg is not None}
+        told["target"] = visible(assignment.target or "")
         self._record.know(assignment=assignment.assignment, plan_sha256=assignment.plan.sha256, **told)

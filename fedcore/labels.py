@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Annotated
 
 import msgspec
@@ -31,13 +31,27 @@ def check_labels(labels: Mapping[str, str]) -> None:
         raise ValueError(f"{len(labels)} labels are too many: a device has at most {MOST_LABELS}")
     for name, value in labels.items():
         check_label_name(name)
-        if _UNSEEN.search(value):
-            raise ValueError(f"label {name}: its value may not hold control characters")
+        if not isinstance(value, str) or _UNSEEN.search(value):
+            raise ValueError(f"label {name}: its value must be text without control characters")
         if not 1 <= (size := len(value.encode())) <= LONGEST_VALUE:
             raise ValueError(f"label {name}: its value must have 1 to {LONGEST_VALUE} bytes, not {size}")
 
 
 def check_label_name(name: str) -> None:
     """Raise ValueError unless labels may be called so."""
-    if not _NAME.fullmatch(name):
+    if not (isinstance(name, str) and _NAME.fullmatch(name)):
         raise ValueError(f"label {name!r}: a name has 1 to 32 of a-z, 0-9 and _, and begins with a letter")
+
+
+def labels_of(texts: Iterable[str]) -> dict[str, str]:
+    """Labels from texts such as `region=eu`. Raises ValueError as `check_labels`, and for one without `=` or twice."""
+    labels: dict[str, str] = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not equals:
+            raise ValueError(f"label {text!r} is not like region=eu")
+        if name in labels:
+            raise ValueError(f"label {name} is given twice")
+        labels[name] = value
+    check_labels(labels)
+    return labels

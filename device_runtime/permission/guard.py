@@ -113,6 +113,10 @@ class Guard:
         """The counts of examples in collections that a coordinator may know."""
         return {name: count for name, count in counts.items() if self.shows(name)}
 
+    def told(self, labels: Mapping[str, str]) -> dict[str, str]:
+        """The labels that a coordinator may know."""
+        return {name: value for name, value in labels.items() if name in self._policy.labels}
+
     def shows(self, collection: str) -> bool:
         """Whether a plan may train on a collection, and a coordinator may know its number of examples."""
         return self._policy.collections is None or collection in self._policy.collections

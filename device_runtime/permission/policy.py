@@ -18,6 +18,7 @@ from device_runtime.state.database import StateDatabase
 from device_runtime.state.records import ModelStore
 from fedcore import checkpoint
 from fedcore.errors import FedcoreError, InvalidKey, why
+from fedcore.labels import check_label_name
 from fedcore.params import Float32
 from fedcore.release import LineageEntry, LogProof, Release, Signed, TreeHead, decode_entry, decode_head, decode_release
 from fedcore.signing import ModelRelease, public_key, verified
@@ -30,8 +31,11 @@ Amount = Annotated[int, msgspec.Meta(ge=0)]
 Names = Annotated[tuple[str, ...], setting("", allowed="a list of one name or more", min_length=1)]
 
 
-class _Part(msgspec.Struct, frozen=True, kw_only=True):
-    """Settings that are checked in every constructor. Raises ConfigError naming the key and its value."""
+class _Part(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Settings that are checked in every constructor, encoded as far as they were chosen.
+
+    Raises ConfigError naming the key and its value.
+    """
 
     def __post_init__(self) -> None:
         check(self)
@@ -89,7 +93,8 @@ class Questions(_Part, frozen=True, kw_only=True):
 class Policy(_Part, frozen=True, kw_only=True):
     """The limits of a device, which no coordinator can change. The default allows everything but secure rounds.
 
-    populations, collections: the only ones that the device serves and shows; None means any. signers: public keys, as
+    populations, collections: the only ones that the device serves and shows; None means any. labels: the names of those
+    that the app states and the device tells. signers: public keys, as
     `muster key new` prints them. One of them must sign the plan of a plain round, or release a secure round. Without
     signers the device runs any plan in plain rounds, and takes part in no secure round. min_cohort: the fewest reports
     of a valid round. min_noise_multiplier: the least noise that a round's release must promise, added by the devices
@@ -106,6 +111,7 @@ class Policy(_Part, frozen=True, kw_only=True):
 
     populations: Names | None = None
     collections: Names | None = None
+    labels: tuple[str, ...] = ()
     signers: tuple[str, ...] = ()
     min_cohort: Annotated[int, msgspec.Meta(ge=1)] = 1
     min_noise_multiplier: NotNegative = 0.0
@@ -123,6 +129,11 @@ class Policy(_Part, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        for name in self.labels:
+            try:
+                check_label_name(name)
+            except ValueError as error:
+                raise ConfigError(f"labels = {self.labels!r}: {error}") from error
         for signer in self.signers:
             try:
                 public_key(signer)

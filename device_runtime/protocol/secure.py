@@ -12,6 +12,8 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
+from msgspec import UNSET, UnsetType
+
 from device_runtime.errors import AlreadyRevealed, DeadlinePassed, Phases, Refused, ReportLost, SecaggRefused
 from device_runtime.protocol.enrolment import Enrolments
 from device_runtime.protocol.transport import Transport
@@ -19,7 +21,7 @@ from device_runtime.state.assignment import AssignmentStore, StoredAssignment
 from device_runtime.state.database import StateDatabase
 from device_runtime.work import decode_unweighted
 from fedcore import masking
-from fedcore.errors import FedcoreError
+from fedcore.errors import FedcoreError, visible
 from fedcore.params import Float32
 from fedcore.plan import Plan
 from fedcore.release import Release, Signed, SumBounds, decode_entry, decode_release
@@ -218,6 +220,10 @@ def _check(invite: Invite, assignment: Assignment, layout: ReportLayout) -> None
     if layout.has_codecs and _released(assignment).seed != assignment.seed:
         raise SecaggRefused("the report's codecs have another seed than the released one")
     bounds = _bounds_of(assignment)
+    if assignment.target != bounds.target:
+        raise SecaggRefused(
+            f"the assignment is for {_wanted(assignment.target)}, and the release is for {_wanted(bounds.target)}"
+        )
     if invite.min_sum < bounds.min_sum:
         raise SecaggRefused(f"the sum may be over {invite.min_sum} devices, the release demands {bounds.min_sum}")
     if invite.w_max != masking.greatest_weight(layout, bounds):
@@ -234,6 +240,10 @@ def _check(invite: Invite, assignment: Assignment, layout: ReportLayout) -> None
         )
     if [replace(segment, field_bits=0) for segment in invite.segments] != _demanded(layout, bounds):
         raise SecaggRefused("the invitation's segments are not those of the plan's report under the release's bounds")
+
+
+def _wanted(target: str | UnsetType) -> str:
+    return "any device" if target is UNSET else f"devices with {visible(target)}"
 
 
 def _demanded(layout: ReportLayout, bounds: SumBounds) -> list[PackedSegment]:

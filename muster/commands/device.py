@@ -234,7 +234,12 @@ def run(options: argparse.Namespace) -> int:
     from device_runtime.conditions import linux, trace
     from device_runtime.device import Device
     from device_runtime.errors import Outcome
+    from fedcore.labels import labels_of
 
+    try:
+        labels = labels_of(options.label or [])
+    except ValueError as error:
+        options.usage(str(error))
     device = Device(
         options.coordinator,
         options.population,
@@ -245,6 +250,7 @@ def run(options: argparse.Namespace) -> int:
         requirements=_together(options.require or []),
         backend=options.backend,
         enrolment_secret=options.enrolment_secret_file,
+        labels=labels,
     )
 
     def tell(outcome: Outcome) -> None:
@@ -391,6 +397,12 @@ def _add_run(top: Group) -> None:
         metavar="FILE",
         help="A file with the secret that the coordinator wants devices to know.  [none]",
     )
+    command.add_argument(
+        "--label",
+        action="append",
+        metavar="NAME=VALUE",
+        help="What the device is, like region=eu; told if the policy's labels list the name; may be repeated.  [none]",
+    )
     command.add_argument("--once", action="store_true", help="Run one session and end.")
 
 
@@ -421,12 +433,13 @@ def _together(settings: Sequence[Mapping[str, object]]) -> Requirements:
 def _cells(entry: Entry) -> list[object]:
     """An entry for people: the table's columns, of several lines each."""
     ended = [entry.outcome, f"×{entry.times}" if entry.times > 1 else "", entry.reason and f"({entry.reason})"]
+    for_whom = entry.target and f"for devices with {entry.target}"
     trained = f"{entry.examples:,} examples, {entry.steps:,} steps, {entry.compute_s:.2f} s"
     return [
         time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(entry.opened)),
         _lines(" ".join(filter(None, ended)), entry.receipt and f"receipt {entry.receipt[:12]}", entry.detail),
         _lines(entry.population, entry.coordinator, f"{entry.task} round {entry.round}" if entry.round else entry.task),
-        _lines(entry.told, entry.purpose, entry.plan, entry.plan_sha256[:12], trained if entry.steps else ""),
+        _lines(entry.told, entry.purpose, for_whom, entry.plan, entry.plan_sha256[:12], trained if entry.steps else ""),
         _lines(f"{entry.bytes_up:,} B up", f"{entry.bytes_down:,} B down") if entry.coordinator else "–",
     ]
 

@@ -129,6 +129,20 @@ def test_no_examples_are_too_few_and_other_ones_are_named(coordinator, config, e
     usable_afterwards(coordinator, config)
 
 
+def test_labels_that_are_none_are_named_before_anything_is_sent(coordinator, config):
+    for given, words in (
+        ((), "label 'region' is not like region=eu"),
+        (("region=eu", "region=us"), "label region is given twice"),
+        ((f"region={'x' * 65}",), "label region: its value must have 1 to 64 bytes, not 65"),
+        (tuple(f"n{number}=v" for number in range(17)), "17 labels are too many: a device has at most 16"),
+    ):
+        labels = [word for one in given or ("region",) for word in ("--label", one)]
+        done = forked(DEVICE).run([*command(config, "--once"), *labels])
+        assert (done.returncode, done.stdout) == (2, "")
+        assert words in done.stderr.splitlines()[-1]
+    assert coordinator.calls == []
+
+
 def test_an_unknown_backend_names_those_that_there_are(coordinator, config):
     for options in (["--once"], []):
         words = [*command(config, *options), "--backend", "coreml"]

@@ -109,6 +109,8 @@ def another_release(**bounds):
         (another_release(max_examples=99), "greatest weight is 100"),
         (another_release(min_sum=9), "over 8 devices, the release demands 9"),
         (another_release(noise_multiplier=0.5, honest=1), "number of examples"),
+        (another_release(target="region = eu"), "for any device, and the release is for devices with region = eu"),
+        (lambda _: {"target": "region = us"}, "for devices with region = us, and the release is for any device"),
         (lambda _: {"release": None}, "signers"),
         (lambda _: {"server": None}, "does not show"),
     ],

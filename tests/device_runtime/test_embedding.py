@@ -121,6 +121,8 @@ def test_systemd_understands_every_line_of_the_units(tmp_path):
         {"wait_s": -40},
         {"wait_s": float("nan")},
         {"wait_s": "soon"},
+        {"labels": {"labels in Europe": "eu"}},
+        {"labels": {"labels": 3}},
     ],
     ids=ascii,
 )

@@ -24,6 +24,7 @@ SIGNER = "ed25519:11qYAYKxCrfVS_7TyWQHOg7hcvPapiMlrwIaaPcHURo"
 WHOLE = f"""
 populations = ["phones"]
 collections = ["typed", "spoken"]
+labels = ["app_version"]
 signers = ["{SIGNER}"]
 min_cohort = 20
 require_secure_aggregation = true
@@ -89,6 +90,7 @@ def test_a_whole_policy_is_read(tmp_path):
     assert Policy.load(path) == Policy(
         populations=("phones",),
         collections=("typed", "spoken"),
+        labels=("app_version",),
         signers=(SIGNER,),
         min_cohort=20,
         require_secure_aggregation=True,
@@ -120,6 +122,7 @@ def test_the_state_folders_policy_counts_where_there_is_one(tmp_path):
         ('populations = "phones"', "populations must be a list of one name or more, not 'phones'"),
         ("populations = []", r"populations must be a list of one name or more, not \[\]"),
         ("collections = []", r"collections must be a list of one name or more, not \[\]"),
+        ('labels = ["Region"]', r"labels = \('Region',\): label 'Region': a name has 1 to 32 of a-z, 0-9 and _"),
         ("collections = [1]", r"collections must be a list of one name or more, not \[1\]"),
         ("require_secure_aggregation = 1", "require_secure_aggregation must be true or false, not 1"),
         ("[per_day]\nbytes = -1", "per_day: bytes must be a whole number, at least 0, not -1"),

@@ -92,6 +92,13 @@ def test_check_in_states_the_conditions_that_were_checked(coordinator, config):
     )
 
 
+def test_a_check_in_tells_the_labels_that_the_owner_lists_and_no_others(coordinator, config):
+    config = replace(config, labels={"region": "eu", "app_version": "3.2.1"})
+    for listed in ((), ("app_version", "ring")):
+        run_session(replace(config, policy=Policy(labels=listed)))
+    assert [hello.labels for hello in coordinator.checkins] == [msgspec.UNSET, {"app_version": "3.2.1"}]
+
+
 def test_an_outcome_is_json(config):
     outcome = run_session(config)
     assert json.loads(msgspec.json.encode(outcome))["outcome"] == "reported"

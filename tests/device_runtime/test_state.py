@@ -394,7 +394,7 @@ def show(config, *options):
 
 
 def test_people_read_the_journal_as_a_table_and_programs_as_json(coordinator, config):
-    coordinator.lies = {"purpose": "It teaches\x1b[2J a model."}
+    coordinator.lies = {"purpose": "It teaches\x1b[2J a model.", "target": "region = \x1b[2Jeu"}
     run_session(config)
     reject(coordinator, times=2)
     run_session(config)
@@ -402,6 +402,7 @@ def test_people_read_the_journal_as_a_table_and_programs_as_json(coordinator, co
     table = show(config)
     for word in (
         r"It teaches\u001b[2J a model.",
+        r"for devices with region = \u001b[2Jeu",
         "reported",
         "receipt",
         "t-1 round 2",
