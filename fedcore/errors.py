@@ -21,6 +21,7 @@ FedcoreError
 ├── DeltaError              a delta is damaged, or does not turn the present blob into the wanted one
 ├── CompressionError        no compression has that name, its number is out of range, or it does not commute with sums
 ├── ScheduleError           a server schedule has a value out of range, or lacks one that another needs
+├── BadTarget               an expression on labels does not parse
 ├── QuestionError           a question to devices cannot be asked or answered like this
 │   └── QueryError          a query in SQL is none that devices answer
 └── AlgorithmError
@@ -200,6 +201,10 @@ class CompressionError(FedcoreError):
 
 class ScheduleError(FedcoreError):
     """A server schedule has a value out of range, or lacks one that another needs."""
+
+
+class BadTarget(FedcoreError):
+    """An expression on labels does not parse. The message says at which column."""
 
 
 class QuestionError(FedcoreError):

@@ -92,6 +92,7 @@ _SIDES = ("ge", "gt", "le", "lt")
 _WORDED = {"ge": "at least", "gt": "above", "le": "at most", "lt": "below", "from": "from ", "and": " and "}
 _SIGNS = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<", "from": "", "and": ", "}
 _WORDS = {"yes": "true", "no": "false"}
+_ABSENT = {type(None), msgspec.UnsetType}
 
 
 def setting(about: str, *, unit: str = "", allowed: str = "", **bounds: Any) -> msgspec.Meta:
@@ -189,7 +190,7 @@ def check(values: object) -> None:
     checks = _CHECKS[type(values)]
     for name, one in checks.settings.items():
         value = getattr(values, name)
-        if isinstance(_converted(checks, name, value), Path):
+        if value is not msgspec.UNSET and isinstance(_converted(checks, name, value), Path):
             demand(checks.error, isinstance(value, Path), name, one.allowed, value)
 
 
@@ -274,7 +275,7 @@ def _defaults(kind: Any) -> dict[str, Any]:
 
 def _described(name: str, hint: Any, default: Any) -> Setting:
     metas, kinds = _taken_apart(hint)
-    leaf = next(one for one in kinds if one is not type(None))
+    leaf = next(one for one in kinds if one not in _ABSENT)
     names = getattr(leaf, "__struct_fields__", None) or tuple(getattr(leaf, "__dataclass_fields__", ()))
     kind: Kind = "part" if names else _LEAVES.get(get_origin(leaf) or leaf, "text")
     choices = tuple(map(str, get_args(leaf))) if kind == "choice" else ()
@@ -309,7 +310,7 @@ def _taken_apart(hint: Any) -> tuple[list[msgspec.Meta], list[Any]]:
     if get_origin(hint) is Annotated:
         metas, kinds = _taken_apart(get_args(hint)[0])
         return [*(one for one in hint.__metadata__ if isinstance(one, msgspec.Meta)), *metas], kinds
-    if type(None) not in get_args(hint):
+    if _ABSENT.isdisjoint(get_args(hint)):
         return [], [hint]
     both = [_taken_apart(one) for one in get_args(hint)]
     return [meta for metas, _ in both for meta in metas], [kind for _, kinds in both for kind in kinds]

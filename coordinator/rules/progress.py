@@ -136,6 +136,7 @@ OBSTACLES = {
     "memory": "with too little memory",
     "conditions": "whose conditions do not hold",
     "keeps-nothing": "whose runtime keeps no vectors between rounds",
+    "labels": "whose labels do not match",
     "held-out": "held out of training",
     "not-held-out": "not held out, where the task runs on held-out devices",
     "format": "without a format of the plan",

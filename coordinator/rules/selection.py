@@ -15,6 +15,7 @@ from coordinator.rules.states import Requires, RoundState
 from coordinator.rules.task_settings import Separation
 from fedcore.batching import is_held_out
 from fedcore.conditions import StatedConditions, rounded_down
+from fedcore.targets import parse
 from fedcore.wire.messages import CheckIn, RejectionReason
 
 T = TypeVar("T")
@@ -23,7 +24,7 @@ UNRELIABLE_ROUNDS = 20
 
 
 class Capabilities(msgspec.Struct, frozen=True):
-    """The statements of a device at check-in: formats that it runs, examples per collection, its machine's state.
+    """The statements of a device at check-in: formats that it runs, examples per collection, its state, its labels.
 
     examples: rounded down to powers of two. version: of its runtime; memory_mb: of the machine, in MiB, None when it
     did not say. keeps_vectors: between rounds, where a plan asks for it.
@@ -35,6 +36,7 @@ class Capabilities(msgspec.Struct, frozen=True):
     memory_mb: int | None = None
     keeps_vectors: bool = False
     conditions: StatedConditions = StatedConditions()
+    labels: Mapping[str, str] = {}
 
     @classmethod
     def stated_by(cls, message: CheckIn) -> Capabilities:
@@ -47,6 +49,7 @@ class Capabilities(msgspec.Struct, frozen=True):
             memory_mb=able.memory_mb,
             keeps_vectors=able.keeps_vectors,
             conditions=message.conditions or StatedConditions(),
+            labels=message.labels or {},
         )
 
 
@@ -69,7 +72,8 @@ class DeviceHoldOut:
 class Needs:
     """The needs of a task: a device has one of `formats`, `min_examples` in `collection`, and meets `requires`.
 
-    hold_out: None where every device may take part. keeps_vectors: whether devices keep some between rounds.
+    hold_out: None where every device may take part. keeps_vectors: whether devices keep some between rounds. target: an
+    expression on labels, or "".
     """
 
     formats: frozenset[str]
@@ -78,6 +82,7 @@ class Needs:
     requires: Requires = field(default_factory=Requires)
     hold_out: DeviceHoldOut | None = None
     keeps_vectors: bool = False
+    target: str = ""
 
     def unmet_by(self, device: str, able: Capabilities) -> str:
         """The obstacle for a device by its id and its statements, one of progress.OBSTACLES, or "".
@@ -92,6 +97,8 @@ class Needs:
             unmet = "keeps-nothing"
         if not unmet and self.hold_out is not None:
             unmet = self.hold_out.unmet_by(device)
+        if not unmet and self.target and not parse(self.target).matches(able.labels):
+            unmet = "labels"
         return unmet or ("format" if self.formats.isdisjoint(able.formats) else "")
 
 
@@ -117,7 +124,10 @@ class Eligibility(msgspec.Struct, frozen=True):
             needs.collection: able.examples[needs.collection] for needs in asked if needs.collection in able.examples
         }
         formats = able.formats & frozenset().union(*(needs.formats for needs in asked))
-        return Eligibility(self.device, replace(able, formats=formats, examples=held), self._obstacles)
+        named = {name for needs in asked if needs.target for name in parse(needs.target).names}
+        told = {name: value for name, value in able.labels.items() if name in named}
+        only = replace(able, formats=formats, examples=held, labels=told)
+        return Eligibility(self.device, only, self._obstacles)
 
     def obstacle(self, task: str, needs: Needs) -> str:
         """The obstacle for the task with this id and these needs; "" for none."""

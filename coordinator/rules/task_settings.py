@@ -14,10 +14,11 @@ import msgspec
 from coordinator.errors import Demands, InvalidTask, demand
 from coordinator.rules.rounds import RoundPolicy
 from coordinator.rules.states import OnDevice, Requires
-from fedcore.errors import PrivacyError
+from fedcore.errors import BadTarget, PrivacyError
 from fedcore.privacy.settings import BANDS, DELTA, LEAST_NOISE, MOST_NOISE, MOST_TREE_ROUNDS, Mechanism, Privacy
 from fedcore.release import SumBounds
 from fedcore.schedule import LONGEST_REPORTING_S, ServerSchedule, first_of_pair
+from fedcore.targets import parse
 from fedcore.validation import LONGEST_SENTENCE, check, checked, setting
 from secagg.parameters import LEAST_COHORT, least_honest
 
@@ -37,6 +38,7 @@ SENTENCE = f"at most {LONGEST_SENTENCE} printable characters"
 _TIME = r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(Z|[+-]\d\d:\d\d)$"
 TIME = "a time with its zone, such as 2026-11-27T06:00:00Z"
 START = "TASK or TASK@ROUND"
+TARGET = "an expression on labels"
 Seconds = partial(setting, unit="seconds", gt=0)
 """Describes a time that is above 0."""
 
@@ -162,6 +164,14 @@ class Separation:
     rounds: int
 
 
+def canonical(where: str) -> str:
+    """The canonical text of a target; "" for none. Raises InvalidTask."""
+    try:
+        return str(parse(where)) if where else ""
+    except BadTarget as error:
+        raise InvalidTask(f"where must be {TARGET}; {error}") from error
+
+
 @checked(InvalidTask)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskSettings:
@@ -170,7 +180,8 @@ class TaskSettings:
     In a secure round the last five `phase_s` of `reporting_deadline_s` follow the training. `goal` and `minimum` are
     those of round 1; with `same_cohort` both rounds of a pair have those of the first. In mode "buffered", `goal`
     reports of any age make the next version, and `over_selection` and `selection_timeout_s` mean nothing. The
-    `hold_out_devices` are a share of the population, the same for all its tasks (docs/spec/rounds.md §6).
+    `hold_out_devices` are a share of the population, the same for all its tasks (docs/spec/rounds.md §6). `where` is
+    kept as its canonical text (`fedcore.targets`).
     """
 
     population: Annotated[str, setting("Whose devices take part.", min_length=1, max_length=200, allowed=NAME)]
@@ -180,6 +191,7 @@ class TaskSettings:
         str,
         setting("What it is for, in a sentence for owners.", allowed=SENTENCE, max_length=LONGEST_SENTENCE),
     ] = ""
+    where: Annotated[str, setting("Devices that it wants.", allowed=TARGET)] = ""
     starts_at: Annotated[str, setting("Draw no device before.", pattern=_TIME, allowed=TIME)] | None = None
     starts_from: (
         Annotated[str, setting("Begin at this model.", pattern=r"^\w+(@[1-9]\d{0,9})?$", allowed=START)] | None
@@ -238,6 +250,8 @@ class TaskSettings:
         name = self.population
         demand(name.isprintable(), "population", NAME, name)
         demand(self.purpose.isprintable(), "purpose", SENTENCE, self.purpose)
+        with demand.noting():
+            object.__setattr__(self, "where", canonical(self.where))
         wording = "a name without / that is not . or .., as it is a part of a URL"
         demand("/" not in name and name not in {".", ".."}, "population", wording, name)
         grown = self.max_loss_growth
@@ -369,6 +383,7 @@ class TaskSettings:
             min_sum=least,
             noise_multiplier=noise,
             honest=min(least_honest(least, most) for most in groups) if noise else 0,
+            target=self.where or msgspec.UNSET,
         )
 
 

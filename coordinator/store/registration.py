@@ -185,7 +185,8 @@ class Registration:
             records.add_task(task, f"created by {self.by}")
             if task.release is not None:
                 records.releases.append(task.release)
-            records.audit.append(self.by, Action.TASK_CREATED, task.id, f"plan {task.plan_sha256}")
+            where = task.settings.where and f"; where {task.settings.where}"
+            records.audit.append(self.by, Action.TASK_CREATED, task.id, f"plan {task.plan_sha256}{where}")
             reach("task.before-commit")
         reach("task.after-commit")
 

@@ -13,6 +13,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from fedcore.errors import PrivacyError
+from fedcore.labels import Target
 from fedcore.release import Signed
 from fedcore.validation import (
     UNDECODABLE,
@@ -104,7 +105,7 @@ class Privacy(Noise, frozen=True, kw_only=True, forbid_unknown_fields=True):
 class LedgerEntry(Noise, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A noised sum that was released: one row of a task's ledger.
 
-    honest and square are 0 unless devices add the noise.
+    honest and square are 0 unless devices add the noise. target: of the task, absent if it has none.
     """
 
     round: Annotated[Count, setting("Number of the round.")]
@@ -112,6 +113,7 @@ class LedgerEntry(Noise, frozen=True, kw_only=True, forbid_unknown_fields=True):
     devices: Annotated[Count, setting("Reports that it sums.")]
     honest: Annotated[Count, setting("Devices assumed to add their share of the noise.")] = 0
     square: Annotated[Count, setting("Bound on the squared L2 norm of a report, in steps of its rounding.")] = 0
+    target: Annotated[Target, setting("Expression on the labels of its devices.")] | UnsetType = UNSET
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -255,9 +255,9 @@ class Desk:
                 self.driver.presence.end(given.assignment, broken=False)
             self.turn()
 
-    def arrive(self, device: str, population="phones", formats=("onnx",), examples=None, conditions=None):
+    def arrive(self, device: str, population="phones", formats=("onnx",), examples=None, **stated):
         able = msgspec.structs.replace(CAPABILITIES, formats=formats)
-        message = CheckIn(capabilities=able, examples=examples or {"default": 10}, conditions=conditions)
+        message = CheckIn(capabilities=able, examples=examples or {"default": 10}, **stated)
         return self.ask(CheckInDevice(population, device, Eligibility.of(device, message)))
 
     def wait(self, device: str, seconds=10.0, **kwargs) -> Future:

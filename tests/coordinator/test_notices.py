@@ -21,8 +21,8 @@ LEASE_S = 3.0
 AHEAD_S = 5000.0
 
 
-def visit(device="a", token="", examples=1, signed=0, formats=("onnx",)):
-    able = CheckIn(capabilities=CAPABILITIES, examples={"default": examples})
+def visit(device="a", token="", examples=1, signed=0, formats=("onnx",), **stated):
+    able = CheckIn(capabilities=CAPABILITIES, examples={"default": examples}, **stated)
     return CheckInDevice("phones", device, Eligibility.of(device, able), token, signed)
 
 
@@ -219,7 +219,8 @@ def drew(answer):
 
 
 def test_notices_and_tallies_come_back_as_they_were_written():
-    needs = Needs(frozenset({"onnx"}), "default", 5, hold_out=DeviceHoldOut("phones", 0.25, on_held_out=True))
+    hold_out = DeviceHoldOut("phones", 0.25, on_held_out=True)
+    needs = Needs(frozenset({"onnx"}), "default", 5, hold_out=hold_out, target="region = eu")
     notice = Notice(generation=b"\0\xff345678", tasks={"t": needs}, idle_until=1.5)
     assert notice_of(text_of(notice)) == notice
     visits = [(b"12345678", Return(1.5, 2.5)), (b"\0" * 8, Return(3.0, 4.0))]

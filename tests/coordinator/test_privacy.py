@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import msgspec
 import numpy as np
 import pytest
+from msgspec import UNSET
 
 from coordinator.commands import CountReport
 from coordinator.driver.writing import commit_round
@@ -69,6 +71,18 @@ def test_every_committed_round_has_a_row_and_the_budget_ends_the_task(store, reg
     assert 3.99 < epsilons[-1].epsilon <= 4
     assert store.task(task).state is TaskState.COMPLETED
     assert store.history(task)[-1].cause == "privacy-budget-spent"
+
+
+def test_a_row_names_the_target_of_its_task_and_those_of_others_name_none(store, register, desk, private_bundle):
+    task = register(private_bundle, privacy=promise(), where="region=eu")
+    other = register(private_bundle, privacy=promise(rounds=9), population="tablets")
+    assert desk.arrive("b").reason == "not-eligible"
+    for names, told in (("ab", {"labels": {"region": "eu"}}), ("cd", {"population": "tablets"})):
+        for given in [one.result(timeout=0) for one in [desk.wait(name, **told) for name in names]]:
+            report(desk, given, np.zeros(desk.store.plan(given.plan.sha256).schema.size))
+    ((entry,), _), ((bare,), _) = ledger(store, task), ledger(store, other)
+    assert (entry.target, bare.target) == ("region = eu", UNSET)
+    assert "target" not in msgspec.json.encode(bare).decode()
 
 
 @pytest.mark.every_engine

@@ -132,6 +132,10 @@ def test_a_release_of_something_else_makes_no_task(store, bundle, tmp_path):
         (sign(later), "checkpoint of the release"),
         (sign(bundle, wider), "bounds of the release"),
         (sign(bundle, more), "bounds of the release"),
+        (
+            sign(bundle, dataclasses.replace(SETTINGS, where="region=eu")),
+            "bounds of the release .*target='region = eu'",
+        ),
         (sign(bundle, dataclasses.replace(SETTINGS, population="tablets")), "population of the release"),
         (sign(bundle, days=0), "expired"),
     ):

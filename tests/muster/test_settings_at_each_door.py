@@ -34,6 +34,7 @@ CLEAR = {
     "max_loss_growth": 4.5,
     "min_examples": 2,
     "purpose": "This task teaches a model to read.",
+    "where": "app_version >= 3.2 and region in (eu, uk)",
     "min_separation_s": 60.0,
     "min_separation_rounds": 2,
     "requires": {

@@ -58,6 +58,7 @@ class LoadedTask:
             settings.requires,
             _hold_out(settings),
             bool(plan.kept),
+            settings.where,
         )
         return cls(record, plan, needs, at < start_of(settings))
 

@@ -13,6 +13,7 @@ import numpy as np
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from msgspec import UNSET
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from coordinator.commands import ExchangeMasked
@@ -108,10 +109,10 @@ def write_row(records: Records, task: Task, private: PrivateSum) -> str | None:
 
     Answers why the task ends with it, in words, when its budget has no room for another round.
     """
-    privacy = task.settings.promise
-    entries = (*records.ledger.entries(task.id), private.entry)
+    privacy, entry = task.settings.promise, replace(private.entry, target=task.settings.where or UNSET)
+    entries = (*records.ledger.entries(task.id), entry)
     epsilon = spent(entries, privacy.delta)
-    records.ledger.append(task.id, private.entry, epsilon, private.source)
+    records.ledger.append(task.id, entry, epsilon, private.source)
     if may_go_on(privacy, entries):
         return None
     return (

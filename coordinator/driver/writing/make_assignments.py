@@ -249,6 +249,7 @@ def common_part(records: Records, round_: OpenRound, key: SigningKey, now: float
         over_selected=round_.value.attainable > policy.goal,
         lost_after_s=lost_after_s(policy.cohort),
         purpose=task.settings.purpose or msgspec.UNSET,
+        target=task.settings.where or msgspec.UNSET,
     )
 
 
