@@ -3,7 +3,10 @@
 import json
 
 import numpy as np
+import pytest
 
+from fedcore.errors import WireError
+from fedcore.labels import check_labels
 from fedcore.wire.messages import AssignmentAnswer, decode
 from tools.make_device_vectors import PATH, text
 
@@ -23,3 +26,15 @@ def test_the_form_of_a_message_does_not_matter():
         for one in (vectors["good"]["assignment"][0], *vectors["alike_assignments"])
     ]
     assert alike == [given] * 3
+
+
+def test_labels_and_targets_of_the_vectors_are_good_and_bad_here_too():
+    vectors = json.loads(PATH.read_text())
+    for good in vectors["labels"]["good"]:
+        check_labels(good)
+    for bad in vectors["labels"]["bad"]:
+        with pytest.raises(ValueError, match="label"):
+            check_labels(bad)
+    for bad in vectors["messages"]["bad_targets"]:
+        with pytest.raises(WireError, match="target"):
+            decode(bad.encode(), AssignmentAnswer)

@@ -183,7 +183,8 @@ def test_every_reason_for_where_a_task_is_is_documented_and_no_other():
 
 def test_every_key_of_a_fleet_profile_is_documented_with_its_default():
     documented = {row[0]: row[1] for row in rows(section(read("docs/emulators.md"), "Profiles"))[2:] if len(row) == 3}
-    in_words = {"conditions": "unknown", "requirements": "none", "bandwidth": "no limit", "arch": "this machine's"}
+    in_words = {"conditions": "unknown", "bandwidth": "no limit", "arch": "this machine's"}
+    in_words |= dict.fromkeys(("requirements", "labels"), "none")
     actual = {}
     for field in msgspec.structs.fields(Kind):
         value = "–" if field.required else field.default

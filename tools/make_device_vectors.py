@@ -18,6 +18,7 @@ from fedcore import checkpoint, masking
 from fedcore.batching import HoldOut, StreamKey, noise, permutation
 from fedcore.codecs import CountSketch, LowRank, Rotation, RoundKey, Subsample, encode as encode_values
 from fedcore.errors import BrokenSuccession, ReportError
+from fedcore.labels import LONGEST_TARGET, MOST_LABELS
 from fedcore.plan import BlobRef, ExampleSpec, Field, PredictPlan, TripPlan
 from fedcore.questions.question import LONGEST_QUESTION
 from fedcore.release import LineageEntry, Release, ReleasedEvaluation, SumBounds, TreeHead
@@ -63,6 +64,7 @@ def device_vectors():
         "orders": list(orders()),
         "hold_outs": list(hold_outs()),
         "messages": messages(),
+        "labels": labels(),
         "plan": plans(),
         "checkpoints": checkpoints(),
         "reports": list(reports()),
@@ -155,8 +157,23 @@ def messages():
         "good": {kind: [encode(message).decode() for message in ones] for kind, ones in good.items()},
         "alike_assignments": alike,
         "bad_assignments": bad,
+        "targeted_assignment": encode(replace(assignment, target="𝟛" * LONGEST_TARGET)).decode(),
+        "bad_targets": [json.dumps(members | {"target": wrong}) for wrong in ("", "𝟛" * 1001, None, 7)],
         "seed": str(SEED),
         "slot": str(2**53 + 1),
+    }
+
+
+def labels():
+    """Labels that a device may have, and others."""
+    full = {f"n{number}": "v" for number in range(MOST_LABELS)}
+    return {
+        "good": [{}, {"app_version": "3.2.1", "region": " eu"}, {"n" + "_" * 31: "ü" * 32}, full],
+        "bad": [
+            *({name: "v"} for name in ("", "Region", "1st", "_a", "über", "a-b", "region\n", "n" * 33)),
+            *({"region": value} for value in ("", "ü" * 33, "e\tu", "eu\n", "\x7f", "\x85", "\0")),
+            full | {"one_more": "v"},
+        ],
     }
 
 
@@ -300,6 +317,7 @@ def statements():
     signed = {
         "release": key.sign_statement(release),
         "keyed_release": key.sign_statement(replace(release, seed=SEED)),
+        "targeted_release": key.sign_statement(replace(release, bounds=replace(BOUNDS, target="region = eu"))),
         "evaluating_release": key.sign_statement(replace(release, evaluation=evaluation)),
         "entry": key.sign_statement(entry),
         "evaluated_entry": key.sign_statement(replace(entry, params=checkpoint.digest(values(5)))),

@@ -99,6 +99,15 @@ SIGNER = (
     "A public key; the devices accept only its plans and releases. May be repeated. Secure rounds need it.  "
     "[default: any plan, and no secure round]"
 )
+Labels = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--label",
+        metavar="NAME=VALUE:SHARE",
+        help="A label that this share of the devices draws and tells, like region=eu:0.3; may be repeated.  "
+        "[default: none]",
+    ),
+]
 SecretFile = Annotated[
     Path | None,
     typer.Option(
@@ -123,6 +132,7 @@ def run(
     runtimes: Runtimes = None,
     sessions: Sessions = None,
     signers: Annotated[list[str] | None, typer.Option("--signer", metavar="PUBLIC_KEY", help=SIGNER)] = None,
+    labels: Labels = None,
     enrolment_secret_file: SecretFile = None,
     seed: Annotated[int, typer.Option(help="Seed of the devices' times, and of a profile's draws.")] = 0,
     json: Json = False,
@@ -139,7 +149,7 @@ def run(
     from simulator import datasets
     from simulator.fleet.fleet import Fleet, FleetConfig
 
-    kinds = _kinds(profile, archs, backends, runtimes)
+    kinds = _labelled(_kinds(profile, archs, backends, runtimes), labels or ())
     of_runtimes = sum(int(kind.weight) for kind in kinds) if runtimes else None
     if of_runtimes and devices not in {None, of_runtimes}:
         raise typer.BadParameter(f"--runtime says {of_runtimes}; leave this out", param_hint="--devices")
@@ -175,6 +185,13 @@ def _kinds(
     if runtimes:
         return counted_kinds(runtimes)
     return load_profile(profile) if profile else equal_kinds(archs or [HERE], backends or ["onnxruntime"])
+
+
+def _labelled(kinds: tuple[Kind, ...], labels: Sequence[str]) -> tuple[Kind, ...]:
+    try:
+        return tuple(msgspec.structs.replace(kind, labels=(*kind.labels, *labels)) for kind in kinds)
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint="--label") from error
 
 
 def _watched(fleet: Fleet, sessions: int | None) -> FleetSummary:

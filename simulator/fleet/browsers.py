@@ -118,7 +118,8 @@ def check_page(coordinator: str) -> None:
 def run_session(browser: webdriver.Chrome, window: str, arguments: dict[str, Any]) -> bytes:
     """The outcome of one session in a window with a still file of the page, as JSON. Needs CAPABILITIES.
 
-    arguments: coordinator, population, policy and examples (`fields`). Raises WebDriverException when the page is gone.
+    arguments: coordinator, population, policy, labels and examples (`fields`). Raises WebDriverException when the page
+    is gone.
     """
     script = browser.script
     script.execute(_BEGIN.format(session=_SCRIPT.read_text()), json.dumps(arguments), context_id=window)
@@ -165,6 +166,7 @@ class BrowserHost:
             "population": start.population,
             "policy": msgspec.to_builtins(start.policy) or {},
             "examples": fields(Path(start.examples)),
+            "labels": start.device.labels,
         }
         try:
             outcome = msgspec.Raw(run_session(self._browser, self._window(start), arguments))

@@ -64,7 +64,7 @@ class EmulatedDevice(msgspec.Struct, frozen=True, kw_only=True):
 
     bandwidth: bytes per second each way; None means the machine's. slow_down: the factor on the time of a training
     step.
-    clock_skew_s: seconds by which its wall clock is ahead. seed: of its conditions.
+    clock_skew_s: seconds by which its wall clock is ahead. seed: of its conditions. labels: those that its app states.
     """
 
     bandwidth: float | None = None
@@ -73,6 +73,7 @@ class EmulatedDevice(msgspec.Struct, frozen=True, kw_only=True):
     seed: int = 0
     conditions: EmulatedConditions | None = None
     requirements: Requirements = Requirements()
+    labels: dict[str, str] = {}
 
     def source(self, began: float) -> ConditionSource:
         """The source of its conditions. began: their start on the machine's monotonic clock."""

@@ -257,6 +257,7 @@ class Fleet:
     def _start(self, device: _Device) -> Start:
         config, folder = self._config, self._config.folder / device.client
         device.awake, device.sessions = True, device.sessions + 1
+        labels = tuple(device.emulated.labels)
         device.failure = device.kind.draw_failure(random.Random(f"{config.seed} {device.client} {device.sessions}"))
         return Start(
             client=device.client,
@@ -269,7 +270,7 @@ class Fleet:
             began=self._began,
             device=device.emulated,
             failure=device.failure,
-            policy=config.policy,
+            policy=replace(config.policy or Policy(), labels=labels) if labels else config.policy,
             enrolment_secret=None if config.enrolment_secret is None else str(config.enrolment_secret.absolute()),
         )
 

@@ -208,6 +208,7 @@ def _config(start: Start) -> DeviceConfig:
         # A fleet's operator made its plans, and its devices have nothing to lose.
         policy=replace(start.policy or policy_in(Path(start.state)), unsigned_programs=True),
         enrolment_secret=secret_in(start.enrolment_secret),
+        labels=start.device.labels,
         trainer=lambda name: InProcess(faults.load_backend(name, start.device, start.failure), Limits.bound),
     )
 

@@ -27,6 +27,7 @@ from secagg.encoding import DEVICE_MESSAGES
 from simulator.errors import ProfileError
 from simulator.fleet.faults import EmulatedConditions, EmulatedDevice, PlannedDeath, PlannedFailure
 from simulator.fleet.fork_servers import BROWSER, HERE, JVM, NODE, architectures
+from simulator.labels import draw_labels, label_shares
 
 Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
 Range = float | tuple[float, float]
@@ -46,8 +47,8 @@ SEEDS = 2**32
 class Kind(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A kind of device; `weight` is its share of a fleet. The keys of a profile: docs/emulators.md.
 
-    bandwidth, slow_down: drawn evenly in the logarithm. clock_skew_s, drop_out_step: drawn evenly. Raises ValueError
-    naming the key and its value.
+    bandwidth, slow_down: drawn evenly in the logarithm. clock_skew_s, drop_out_step: drawn evenly. labels: with their
+    shares, as `region=eu:0.3`. Raises ValueError naming the key and its value.
     """
 
     name: str
@@ -64,8 +65,10 @@ class Kind(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     drop_out_secagg: Share = 0.0
     conditions: EmulatedConditions | None = None
     requirements: Requirements = Requirements()
+    labels: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
+        label_shares(self.labels)
         for key, (least, most) in BOUNDS.items():
             self._check(key, least, most)
         if self.silence + self.drop_out + self.drop_out_secagg > 1:
@@ -86,7 +89,8 @@ class Kind(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     def _check_plain(self) -> None:
         """Refuse faults for devices that share a process or a browser, so that none can fail alone."""
         fields = zip(self.__struct_fields__[1:], self.__struct_defaults__, strict=True)
-        others = [key for key, default in fields if key not in {"weight", "runtime"} and getattr(self, key) != default]
+        allowed = {"weight", "runtime", "labels"}
+        others = [key for key, default in fields if key not in allowed and getattr(self, key) != default]
         if others:
             raise ValueError(f"devices of runtime {self.runtime} are as this machine is: leave out {', '.join(others)}")
 
@@ -111,6 +115,7 @@ class Kind(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
             seed=rng.randrange(SEEDS),
             conditions=self.conditions,
             requirements=self.requirements,
+            labels=draw_labels(label_shares(self.labels), rng),
         )
 
     def draw_failure(self, rng: random.Random) -> PlannedFailure:

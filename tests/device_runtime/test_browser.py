@@ -3,6 +3,7 @@
 import json
 import shutil
 from contextlib import contextmanager
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -93,7 +94,7 @@ def task(bundle, tmp_path):
     """Makes tasks of one round for one device, in population `p`."""
     key = SigningKey.new(tmp_path / "release.pem")
     settings = TaskSettings(population="p", goal=1, rounds=1, over_selection=1.0, seed=2**53 + 3, purpose=PURPOSE)
-    return lambda local: local.create_task(bundle, settings, key).id
+    return lambda local, **more: local.create_task(bundle, replace(settings, **more), key).id
 
 
 def await_commit(local, task):

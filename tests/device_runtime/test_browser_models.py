@@ -103,7 +103,7 @@ def test_the_page_reads_a_drawn_digit_with_each_released_model(tmp_path, coordin
         person.waits_for("state", "Done: round 1, 1 example, in the clear")
         person.waits_for("reading", "I read: 3, 100 %")
         await_commit(local, made)
-        task(local)
+        task(local, where="app = example")
         follow_the_example(browser, f"{site}/?{urlencode({'coordinator': local.url, 'population': 'p'})}")
     person.open()
     person.sketch(DIGITS[1])

@@ -31,6 +31,7 @@ from simulator.fleet.fork_servers import BROWSER, HERE, JVM, NODE, fork_servers,
 from simulator.fleet.profile import Kind, counted_kinds
 from simulator.proofs import counted_cohort, worst_difference
 from tests.conformance.browser import served
+from tests.device_runtime.coordinator import serving
 from tests.device_runtime.node import node
 from tests.device_runtime.pages import build
 from tests.simulator.federation import SEED, rounding_error
@@ -222,6 +223,21 @@ def test_a_secure_fleet_of_four_runtimes_sums_exactly_through_kills(tmp_path, co
     assert attested == {"shared-secret": 8, "none": 6}  # those in Python and Kotlin, and those in TypeScript
 
 
+@pytest.mark.parametrize("runtimes", ["node:2,python:2", pytest.param("aarch64:1", marks=pytest.mark.long)])
+def test_devices_of_a_fleet_tell_the_labels_that_they_draw(tmp_path, request, runtimes):
+    if "aarch64" in runtimes:
+        request.getfixturevalue("machine")
+    kinds = tuple(msgspec.structs.replace(kind, labels=("region=eu:1",)) for kind in counted_kinds(runtimes))
+    skip_without({kind.runtime for kind in kinds})
+    users, _ = datasets.users("digits", None, sum(int(kind.weight) for kind in kinds))
+    with serving() as coordinator:
+        config = FleetConfig(
+            coordinator=coordinator.url, population="phones", folder=tmp_path, kinds=kinds, sessions=len(users)
+        )
+        Fleet(config, users).run()
+    assert [hello.labels for hello in coordinator.checkins] == [{"region": "eu"}] * len(users)
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [
@@ -292,4 +308,6 @@ def test_the_command_counts_devices_by_runtime(tmp_path):
     in_browsers = CliRunner().invoke(app, [*words[:-1], "browser:33"])
     assert "at most 32 devices of a fleet are in browsers, not 33" in str(in_browsers.exception)
     assert "leave this out" in CliRunner().invoke(app, [*words, "--devices", "9"]).output
+    labelled = CliRunner().invoke(app, [*words, "--label", "region=eu:1.5"])
+    assert "label region=eu: its share must be a number from 0 to 1, not 1.5" in labelled.output
     assert "names runtimes itself" in CliRunner().invoke(app, [*words, "--profile", str(tmp_path)]).output

@@ -102,6 +102,19 @@ def test_a_profile_says_what_its_kinds_are(tmp_path):
         ("[[kind]]\nname='a'\nconditions={constant={chargin=true}}", "`chargin`"),
         ("[[kind]]\nname='a'\nconditions={flapping={up_s=1, down_s=0}}", "not 1.0 and 0.0 seconds"),
         ("[[kind]]\nname='a'\nconditions={trace='nowhere.json'}", "nowhere.json cannot be used"),
+        ("[[kind]]\nname='a'\nlabels=['region=eu']", "label 'region=eu' is not like region=eu:0.3"),
+        ("[[kind]]\nname='a'\nlabels=['Region=eu:1']", "label 'Region': a name has 1 to 32 of a-z, 0-9 and _"),
+        (
+            "[[kind]]\nname='a'\nlabels=['region=eu:1.5']",
+            "label region=eu: its share must be a number from 0 to 1, not",
+        ),
+        ("[[kind]]\nname='a'\nlabels=['region=eu:most']", "label region=eu: its share must be .* not most"),
+        (
+            "[[kind]]\nname='a'\nlabels=['ring=a:0.6', 'ring=b:0.5']",
+            "label ring: its shares are 1.1 together, more than",
+        ),
+        ("[[kind]]\nname='a'\nlabels=['ring=a:0.1', 'ring=a:0.2']", "label ring=a is given twice"),
+        (f"[[kind]]\nname='a'\nlabels={[f'n{n}=v:1' for n in range(17)]}", "17 labels are too many"),
         ("[[kind]]\nname='a'\n[[kind]]\nname='a'", "two kinds have the name 'a'"),
         ("[[kind]", "fleet.toml"),
     ],
@@ -145,6 +158,18 @@ def test_failures_come_as_often_as_the_profile_says():
     assert 425 < deaths.total() < 575
     assert not any(failure.silent and failure.dies_after for failure in failures)
     assert Kind(name="b").draw_failure(random.Random(0)) == PlannedFailure()
+
+
+def test_labels_are_drawn_by_their_shares_and_change_no_other_draw():
+    labels = ("region=eu:0.3", "region=us:0.5", "ring=beta:1", "none=at:0")
+    plain, kind = Kind(name="a", slow_down=(1, 9)), Kind(name="a", slow_down=(1, 9), labels=labels)
+    drawn = [kind.draw_device(random.Random(f"0 {number}")) for number in range(2000)]
+    assert drawn == [kind.draw_device(random.Random(f"0 {number}")) for number in range(2000)]
+    regions = Counter(device.labels.get("region") for device in drawn)
+    assert all(abs(regions[value] - 2000 * share) < 90 for value, share in {"eu": 0.3, "us": 0.5, None: 0.2}.items())
+    assert {device.labels["ring"] for device in drawn} == {"beta"}
+    assert not any("none" in device.labels for device in drawn)
+    assert drawn[7].slow_down == plain.draw_device(random.Random("0 7")).slow_down
 
 
 def test_bandwidth_is_drawn_evenly_over_orders_of_magnitude():

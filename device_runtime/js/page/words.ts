@@ -70,7 +70,8 @@ export function unread(error: unknown): string {
 /** The cells of an entry of the journal: when, what, how much was sent. */
 export function entry(one: Entry): readonly [string, string, string] {
   const when = new Date(1000 * one.at).toLocaleString([], { dateStyle: "short", timeStyle: "short" });
-  const task = one.task === "" ? "" : ` Round ${one.round} of task ${one.task.slice(0, 8)}.`;
+  const whom = one.target ? `, for devices with ${one.target}` : "";
+  const task = one.task === "" ? "" : ` Round ${one.round} of task ${one.task.slice(0, 8)}${whom}.`;
   const what = one.told
     ? `${one.told[0]!.toUpperCase()}${one.told.slice(1)}.`
     : one.outcome === "reported"

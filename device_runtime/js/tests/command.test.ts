@@ -33,6 +33,9 @@ test.each<[string, string[], RegExp]>([
   ["a URL with a user", [...given(), "--coordinator", "http://me@x"], /without a user/],
   ["examples that are not there", [...given(), "--examples", "/nowhere.npz"], /no examples at \/nowhere.npz/],
   ["a folder without examples", [...given(), "--examples", dirname(HERE)], /no examples at .*tests: an .npz file/],
+  ["a label without a value", [...given(), "--label", "region"], /^error: label "region" is not like region=eu$/],
+  ["a label twice", [...given(), "--label", "ring=a=b", "--label", "ring=c"], /^error: label ring is given twice$/],
+  ["a label too long", [...given(), "--label", `ring=${"x".repeat(65)}`], /label ring: .* 1 to 64 bytes, not 65$/],
   ["a policy that is not there", [...given(), "--policy", "/nowhere.json"], /policy \/nowhere.json cannot be read/],
   ["a policy that is no JSON", [...given(), "--policy", "not.json"], /^error: policy .*not.json cannot be read: .+$/],
 ])("%s is refused with exit code 2", async (_, words, message) => {

@@ -4,6 +4,7 @@ import { expect, test } from "vitest";
 import { base64, checked, concat, fromBase64, fromHex, hex, parseJson, u64, utf8 } from "../src/core/bytes.ts";
 import { sha256, signingKey } from "../src/core/cryptography.ts";
 import { FormatError, NonFiniteReport, PlanRefused } from "../src/core/errors.ts";
+import { checkLabels } from "../src/core/permission/policy.ts";
 import { decodeVectors, encodeVector, vectorDigest } from "../src/core/plans/checkpoint.ts";
 import { type Codec, codedSize, encode } from "../src/core/plans/codecs.ts";
 import { checkGraph } from "../src/core/plans/onnx-check.ts";
@@ -58,6 +59,19 @@ test("every answer that Python writes is read", () => {
       decodeAnswer(kind as "assignment", utf8(one));
     }
   }
+});
+
+test("the target of an assignment and of a release is a text of 1 to 1,000 characters", async () => {
+  const { targeted_assignment, bad_targets } = device.messages;
+  expect(decodeAnswer("assignment", utf8(targeted_assignment))).toMatchObject({ target: "𝟛".repeat(1000) });
+  for (const bad of bad_targets as string[]) expect(() => decodeAnswer("assignment", utf8(bad))).toThrow(/at target/);
+  expect((await verifiedRelease(device.statements.targeted_release)).bounds.target).toBe("region = eu");
+});
+
+test("labels are taken up to their limits, and named beyond them", () => {
+  for (const good of device.labels.good) expect(checkLabels(good)).toBe(good);
+  for (const bad of device.labels.bad) expect(() => checkLabels(bad)).toThrow(/^(label ".*"|label region|17 labels)/s);
+  expect(() => checkLabels({ region: "\ud800" })).toThrow(/control characters/);
 });
 
 test("a plan says what its predict graph takes and gives", () => {

@@ -151,6 +151,7 @@ test.each([
   [{ min_cohort: 0 }, /^min_cohort = 0: Expected >=1$/],
   [{ signers: ["ed25519:short"] }, /^signers: .* is not a public key/],
   [{ populatoins: ["p"] }, /^populatoins = \["p"\]: there is no such key; there are populations, collections, /],
+  [{ labels: ["region", "Ring"] }, /^labels: label "Ring": a name has 1 to 32 of a-z, 0-9 and _, and begins with/],
   [{ plan: { parameters: -1 } }, /^plan.parameters = -1: Expected >=0$/],
   [{ plan: { memory: 1 } }, /^plan.memory = 1: there is no such key; there are parameters, /],
   [{ plan: 3 }, /^plan = 3: it must be an object/],

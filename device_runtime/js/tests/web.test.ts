@@ -85,6 +85,7 @@ test("an entry of the journal says what was sent, in which round", () => {
   const one = { ...NOTHING_YET, at: 0, outcome: "reported", task: "0123456789", round: 2, examples: 5 } as const;
   const [, what, sent] = entry({ ...one, bytes_up: 1500 });
   expect(what).toBe("A report on 5 examples, in the clear: the coordinator can read it. Round 2 of task 01234567.");
+  expect(entry({ ...one, target: "region = eu" })[1]).toMatch(/ of task 01234567, for devices with region = eu\.$/);
   expect([sent, size(12), size(2_500_000)]).toEqual(["1.5 kB", "12 bytes", "2.5 MB"]);
 });
 

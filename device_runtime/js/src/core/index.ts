@@ -9,7 +9,7 @@ export type { Outcome } from "./kept/sessions.ts";
 export type { Model } from "./models/model.ts";
 export type { Personalised } from "./models/personal.ts";
 export type { Columns, Inputs } from "./models/version.ts";
-export { type Policy, policyOf } from "./permission/policy.ts";
+export { type Labels, type Policy, policyOf } from "./permission/policy.ts";
 export type { Engine, OnnxRuntime } from "./plans/engine.ts";
 export { type Column, type ExampleSource, type Examples, ExamplesError, type Values } from "./plans/examples.ts";
 export type { BlobCache, Conditions, Platform, Store } from "./platform.ts";

@@ -6,7 +6,7 @@ import { parseArgs } from "node:util";
 import { visible } from "../core/bytes.ts";
 import { ConfigError, DeviceError } from "../core/errors.ts";
 import type { Outcome } from "../core/kept/sessions.ts";
-import { policyOf } from "../core/permission/policy.ts";
+import { labelsOf, policyOf } from "../core/permission/policy.ts";
 import { runForever } from "../core/sessions/scheduler.ts";
 import { runSession, type SessionConfig } from "../core/sessions/session.ts";
 import type { NodePlatform } from "./device.ts";
@@ -23,6 +23,7 @@ Check in, train when selected, report; again and again unless --once. Examples n
   --state DIR        where the device keeps its identity, its journal and plans  [device]
   --policy FILE      what this device may do: a JSON file with the settings of docs/device.md  [policy.json in the state
                      folder; without one, any plan of a plain round, no secure round]
+  --label NAME=VALUE what this device is, such as region=eu: told if the policy's labels list the name; may be repeated
   --once             run one session and end
   --json             print outcomes as JSON, one on a line
   --help             print this
@@ -103,7 +104,8 @@ function read(words: readonly string[]): Given {
     throw new ConfigError(`there are no examples at ${examples}: an .npz file is wanted, or a folder of them`);
   }
   const policy = policyIn(values.policy ?? null, state);
-  const config = { coordinator: addressOf(values.coordinator!), population: values.population!, policy, waitS: WAIT_S };
+  const [coordinator, labels] = [addressOf(values.coordinator!), labelsOf(values.label ?? [])];
+  const config = { coordinator, population: values.population!, policy, waitS: WAIT_S, labels };
   return { config, examples, state, once: values.once === true, json: values.json === true };
 }
 
@@ -111,7 +113,8 @@ function valuesOf(words: readonly string[]) {
   const [text, flag] = [{ type: "string" }, { type: "boolean" }] as const;
   const named = { coordinator: text, population: text, examples: text, state: text, policy: text };
   try {
-    return parseArgs({ args: [...words], options: { ...named, once: flag, json: flag } }).values;
+    const label = { ...text, multiple: true } as const;
+    return parseArgs({ args: [...words], options: { ...named, label, once: flag, json: flag } }).values;
   } catch (error) {
     throw new ConfigError(`${(error as Error).message.split(". ")[0]}; --help says more`);
   }

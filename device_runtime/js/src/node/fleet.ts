@@ -5,7 +5,7 @@
  */
 
 import { createInterface } from "node:readline";
-import { policyOf } from "../core/permission/policy.ts";
+import { type Labels, policyOf } from "../core/permission/policy.ts";
 import { runSession } from "../core/sessions/session.ts";
 import { NodePlatform, NpzExamples } from "./device.ts";
 
@@ -18,6 +18,7 @@ interface Start {
   readonly state: string;
   readonly wait_s: number;
   readonly policy: object | null;
+  readonly device: { readonly labels: Labels };
 }
 
 /** A device among others, none of which can tell its part of the processor's time. */
@@ -35,7 +36,8 @@ async function runDevice(start: Start): Promise<void> {
   try {
     const platform = new FleetPlatform(start.state, new NpzExamples(start.examples));
     try {
-      const config = { coordinator: new URL(coordinator), population, policy: policyOf(policy ?? {}), waitS };
+      const { labels } = start.device;
+      const config = { coordinator: new URL(coordinator), population, policy: policyOf(policy ?? {}), waitS, labels };
       tell({ client, outcome: await runSession(platform, config), exit_code: 0 });
     } finally {
       platform.close();

@@ -11,7 +11,7 @@ import { runIfDue } from "../core/sessions/scheduler.ts";
 import { readConditions } from "./conditions.ts";
 import { alone, untilPages } from "./pages.ts";
 import { webPlatform } from "./platform.ts";
-import { IndexedDbStore, keptOwner, openDatabase, type Target } from "./storage.ts";
+import { IndexedDbStore, keptLabels, keptOwner, openDatabase, type Target } from "./storage.ts";
 
 const WAIT_S = 30;
 /** Chromium ends a woken service worker after three minutes. Unfinished work is given up in time before that. */
@@ -38,7 +38,8 @@ async function run(target: Target): Promise<void> {
 
 async function session(target: Target, stopping: AbortSignal): Promise<void> {
   const database = await openDatabase(target);
-  const owner = await keptOwner(new IndexedDbStore(database));
+  const store = new IndexedDbStore(database);
+  const owner = await keptOwner(store);
   if (owner === null || !owner.rules.whileClosed) return;
   const { retention, rules, policy } = owner;
   const now = await readConditions();
@@ -46,6 +47,13 @@ async function session(target: Target, stopping: AbortSignal): Promise<void> {
   const platform = webPlatform(database, retention, rules, () => ({ ...now, charging: false }));
   const conditions = async () => ({ ...(await platform.conditions()), charging: null });
   const { coordinator, population } = target;
-  const config = { coordinator: new URL(coordinator), population, policy: policyOf(policy), waitS: WAIT_S, stopping };
+  const config = {
+    coordinator: new URL(coordinator),
+    population,
+    policy: policyOf(policy),
+    waitS: WAIT_S,
+    labels: await keptLabels(store),
+    stopping,
+  };
   await runIfDue({ ...platform, conditions }, config);
 }

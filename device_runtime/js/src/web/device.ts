@@ -4,6 +4,7 @@
  */
 
 import { AssignmentKeeper, type Entry, sessionsIn } from "../core/kept/sessions.ts";
+import { checkLabels, type Labels } from "../core/permission/policy.ts";
 import { decodePlan, parameterCount } from "../core/plans/plan.ts";
 import { reportSize } from "../core/plans/report.ts";
 import { type Conditions, IDENTITY } from "../core/platform.ts";
@@ -15,6 +16,7 @@ import {
   CachedBlobs,
   change,
   IndexedDbStore,
+  keepLabels,
   keepOwner,
   keptOwner,
   type Owner,
@@ -73,6 +75,8 @@ export class BrowserDevice {
   onending: (ending: Ending) => void = () => {};
   /** Hears that another page stopped this one's work, changed settings, or ended the device. It is done here then. */
   onnotice: (notice: Exclude<Notice, "begun">) => void = () => {};
+  /** What the page says of the device, of which it tells those that its owner's policy lists; kept by `takePart`. */
+  labels: Labels = {};
   readonly #database: IDBDatabase;
   readonly #store: IndexedDbStore;
   readonly #target: Target;
@@ -144,10 +148,11 @@ export class BrowserDevice {
 
   /** Run sessions until `pause`: while the page is open and, if its owner and the browser let it, while none is.
    *
-   * The settings are kept from now on. Throws StateDamaged.
+   * The settings are kept from now on. Throws StateDamaged, and ConfigError for labels that it may not have.
    */
   async takePart(): Promise<void> {
     if (this.#worker !== null) return;
+    const labels = checkLabels(this.labels);
     this.#endWorker(); // with the time at which another would have begun
     this.#restModels(); // a refresh would hold up the sessions
     this.#tell("begun");
@@ -157,6 +162,7 @@ export class BrowserDevice {
       void readConditions().then((conditions) => worker.postMessage({ conditions } satisfies ToWorker));
     }, CONDITIONS_EVERY_MS);
     try {
+      await keepLabels(this.#store, labels);
       if ((await keptOwner(this.#store)) === null) {
         await keepOwner(this.#store, this.#owner);
         this.#tell("settings");

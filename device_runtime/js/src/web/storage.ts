@@ -5,6 +5,7 @@
 
 import type { Bytes } from "../core/bytes.ts";
 import { StateDamaged } from "../core/errors.ts";
+import type { Labels } from "../core/permission/policy.ts";
 import { type BlobCache, keptJson, type Store, usedMs } from "../core/platform.ts";
 import type { OwnRules } from "./conditions.ts";
 
@@ -193,6 +194,18 @@ export interface Owner {
 /** The settings that are kept; null when none are. Throws StateDamaged. */
 export function keptOwner(store: Store): Promise<Owner | null> {
   return keptJson<Owner>(store, PLACE);
+}
+
+const LABELS = "labels";
+
+/** The labels that a page stated last. Throws StateDamaged. */
+export async function keptLabels(store: Store): Promise<Labels> {
+  return (await keptJson<Labels>(store, LABELS)) ?? {};
+}
+
+/** Store labels, replacing earlier ones. Throws StateDamaged. */
+export function keepLabels(store: Store, labels: Labels): Promise<void> {
+  return store.write({ [LABELS]: JSON.stringify(labels) });
 }
 
 /** Store settings, replacing earlier ones. Throws StateDamaged. */

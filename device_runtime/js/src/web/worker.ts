@@ -15,7 +15,7 @@ import type { Start, ToWorker } from "./device.ts";
 import type { Answer, Question } from "./model.ts";
 import { alone, type Ending, stoppedBy } from "./pages.ts";
 import { webPlatform } from "./platform.ts";
-import { IndexedDbStore, keptOwner, openDatabase } from "./storage.ts";
+import { IndexedDbStore, keptLabels, keptOwner, openDatabase } from "./storage.ts";
 
 const WAIT_S = 30;
 
@@ -44,10 +44,12 @@ async function sessions(start: Start): Promise<void> {
   const { coordinator, population, once, models = [] } = start;
   const database = await openDatabase(start);
   try {
-    const owner = await keptOwner(new IndexedDbStore(database));
+    const store = new IndexedDbStore(database);
+    const [owner, labels] = [await keptOwner(store), await keptLabels(store)];
     if (owner === null) throw new StateDamaged("no settings are kept: another page deleted them");
     const platform = webPlatform(database, owner.retention, owner.rules, () => conditions);
-    const config = { coordinator: new URL(coordinator), population, policy: policyOf(owner.policy), waitS: WAIT_S };
+    const policy = policyOf(owner.policy);
+    const config = { coordinator: new URL(coordinator), population, policy, waitS: WAIT_S, labels };
     const stop = new AbortController();
     const ended = (outcome: Outcome) => {
       if (once) stop.abort();

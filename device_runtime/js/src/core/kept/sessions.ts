@@ -28,6 +28,8 @@ export interface Outcome {
   readonly task: string;
   readonly round: number;
   readonly attempt: number;
+  /** The task's expression on labels, safe to show; empty where any device may take part. */
+  readonly target: string;
   readonly secure: boolean;
   /** What the plan asked, as one line that is safe to show; null where it asks nothing. */
   readonly question: string | null;
@@ -62,6 +64,7 @@ export const NOTHING_YET: Outcome = {
   task: "",
   round: 0,
   attempt: 0,
+  target: "",
   secure: false,
   question: null,
   numbers: 0,

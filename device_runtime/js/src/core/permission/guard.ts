@@ -10,7 +10,7 @@ import { reportSize } from "../plans/report.ts";
 import { type BytesMoved, keptJson, type Platform } from "../platform.ts";
 import type { Assignment } from "../wire/messages.ts";
 import { verifyPlan } from "../wire/statements.ts";
-import { breaking, type Place, refused } from "./policy.ts";
+import { breaking, type Labels, type Place, refused } from "./policy.ts";
 import { checkRelease } from "./releases.ts";
 
 const DAY_S = 86_400;
@@ -98,6 +98,11 @@ export class Guard {
   /** The counts of examples in collections that a coordinator may know. */
   visible(counts: ReadonlyMap<string, number>): Map<string, number> {
     return new Map([...counts].filter(([name]) => this.shows(name)));
+  }
+
+  /** The labels that a coordinator may know. */
+  told(labels: Labels): Labels {
+    return Object.fromEntries(Object.entries(labels).filter(([name]) => this.#place.policy.labels.includes(name)));
   }
 
   /** Whether a plan may train on a collection, and a coordinator may know its number of examples. */

@@ -1,10 +1,14 @@
 /** The owner's policy as data, which no coordinator can change. The meaning: docs/device.md. */
 
 import * as v from "valibot";
-import type { Bytes } from "../bytes.ts";
-import { ConfigError, FormatError, PlanRefused, PolicyForbids } from "../errors.ts";
+import { type Bytes, utf8 } from "../bytes.ts";
+import { ConfigError, DeviceError, FormatError, PlanRefused, PolicyForbids } from "../errors.ts";
 import type { Target } from "../platform.ts";
 import { publicKey } from "../wire/statements.ts";
+
+const MOST_LABELS = 16;
+/** The longest value of a label, in bytes of UTF-8. */
+const LONGEST_VALUE = 64;
 
 const amount = v.nullish(v.pipe(v.number(), v.minValue(0)), null);
 const names = v.nullish(v.pipe(v.array(v.string()), v.minLength(1)), null);
@@ -24,6 +28,7 @@ const questionsSchema = v.strictObject({
 const policySchema = v.strictObject({
   populations: names,
   collections: names,
+  labels: v.optional(v.array(v.string()), []),
   signers: v.optional(v.array(v.string()), []),
   min_cohort: v.optional(v.pipe(v.number(), v.integer(), v.minValue(1)), 1),
   min_noise_multiplier: v.optional(v.pipe(v.number(), v.finite(), v.minValue(0)), 0),
@@ -63,6 +68,7 @@ export function policyOf(settings: object): Policy {
   const found = v.safeParse(policySchema, settings, { abortEarly: true });
   if (!found.success) throw new ConfigError(inWords(found.issues[0]));
   const policy = found.output;
+  named("labels", () => policy.labels.forEach(checkLabelName));
   checkKeys("signers", policy.signers);
   if (policy.authority !== null) checkKeys("authority", [policy.authority]);
   if (policy.authority_url !== null && policy.authority === null) {
@@ -86,10 +92,56 @@ function inWords(issue: v.InferIssue<typeof policySchema>): string {
 }
 
 function checkKeys(name: string, keys: readonly string[]): void {
+  named(name, () => keys.forEach(publicKey));
+}
+
+function named(name: string, check: () => void): void {
   try {
-    keys.forEach(publicKey);
+    check();
   } catch (error) {
-    throw error instanceof FormatError ? new ConfigError(`${name}: ${error.message}`) : error;
+    throw error instanceof DeviceError ? new ConfigError(`${name}: ${error.message}`) : error;
+  }
+}
+
+/** What an app says of its device, by name, such as `region`. A device tells those that its owner's policy lists. */
+export type Labels = Readonly<Record<string, string>>;
+
+/** Labels from texts such as `region=eu`. Throws ConfigError. */
+export function labelsOf(texts: readonly string[]): Labels {
+  const labels = new Map<string, string>();
+  for (const text of texts) {
+    const [name, value] = text.split(/=(.*)/s, 2) as [string, string?];
+    if (value === undefined) throw new ConfigError(`label ${JSON.stringify(text)} is not like region=eu`);
+    if (labels.has(name)) throw new ConfigError(`label ${name} is given twice`);
+    labels.set(name, value);
+  }
+  return checkLabels(Object.fromEntries(labels));
+}
+
+/** The labels, if a device may have them. Throws ConfigError, which names the label and the limit. */
+export function checkLabels(labels: Labels): Labels {
+  const all = Object.entries(labels);
+  if (all.length > MOST_LABELS) {
+    throw new ConfigError(`${all.length} labels are too many: a device has at most ${MOST_LABELS}`);
+  }
+  for (const [name, value] of all) {
+    checkLabelName(name);
+    if (typeof value !== "string" || /[\p{Cc}\p{Cs}]/u.test(value)) {
+      throw new ConfigError(`label ${name}: its value must be text without control characters`);
+    }
+    const size = utf8(value).length;
+    if (size < 1 || size > LONGEST_VALUE) {
+      throw new ConfigError(`label ${name}: its value must have 1 to ${LONGEST_VALUE} bytes, not ${size}`);
+    }
+  }
+  return labels;
+}
+
+function checkLabelName(name: string): void {
+  if (!/^[a-z][a-z0-9_]{0,31}$/.test(name)) {
+    throw new ConfigError(
+      `label ${JSON.stringify(name)}: a name has 1 to 32 of a-z, 0-9 and _, and begins with a letter`,
+    );
   }
 }
 

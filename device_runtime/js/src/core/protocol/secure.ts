@@ -204,6 +204,11 @@ async function checkInvitation(
   if (reports.hasCodecs(layout) && release.seed !== given.seed) {
     throw new SecaggRefused("the report's codecs have another seed than the released one");
   }
+  if (given.target !== bounds.target) {
+    throw new SecaggRefused(
+      `the assignment is for ${wanted(given.target)}, and the release is for ${wanted(bounds.target)}`,
+    );
+  }
   if (invite.minSum < bounds.min_sum) {
     throw new SecaggRefused(`the sum may be over ${invite.minSum} devices, the release demands ${bounds.min_sum}`);
   }
@@ -223,6 +228,10 @@ async function checkInvitation(
   if (found.length !== expected.length || !expected.every((one, place) => same(one, found[place]))) {
     throw new SecaggRefused("the invitation's segments are not those of the plan's report under the release's bounds");
   }
+}
+
+function wanted(target: string | undefined): string {
+  return target === undefined ? "any device" : `devices with ${target}`;
 }
 
 /** The segments that release and plan demand. */

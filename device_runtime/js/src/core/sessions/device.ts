@@ -3,6 +3,7 @@
 import { DeviceError, ModelRefused, StateInUse } from "../errors.ts";
 import type { Outcome } from "../kept/sessions.ts";
 import { Model } from "../models/model.ts";
+import { checkLabels } from "../permission/policy.ts";
 import type { Platform } from "../platform.ts";
 import { runForever } from "./scheduler.ts";
 import { runSession, type SessionConfig } from "./session.ts";
@@ -20,7 +21,9 @@ export class Device {
   #last: Promise<unknown> = Promise.resolve();
   #inSession = false;
 
+  /** Throws ConfigError for labels that a device may not have. */
   constructor(platform: Platform, config: SessionConfig, warn: (words: string) => void = console.warn) {
+    checkLabels(config.labels ?? {});
     this.#platform = platform;
     this.#config = { ...config, inTurn: (session) => this.#session(session) };
     this.#warn = warn;

@@ -15,7 +15,7 @@ import {
   writeJournal,
 } from "../kept/sessions.ts";
 import { countAnswer } from "../permission/guard.ts";
-import type { Place } from "../permission/policy.ts";
+import { checkLabels, type Labels, type Place } from "../permission/policy.ts";
 import { checkModel } from "../permission/releases.ts";
 import { onSide } from "../plans/batches.ts";
 import { decodeVectors, encodeVector, frozenOf } from "../plans/checkpoint.ts";
@@ -43,6 +43,8 @@ const OVER = [404, 409, 410];
 export interface SessionConfig extends Place {
   /** Seconds to wait to be selected. */
   readonly waitS: number;
+  /** What the app says of the device, of which it tells those that its policy lists: up to 16. */
+  readonly labels?: Labels;
   /** Once it is aborted, the session gives up at once. */
   readonly stopping?: AbortSignal;
   /** Runs a session once the platform is free. */
@@ -155,6 +157,7 @@ class Session {
     const { examples, engine, memoryBytes } = this.#platform;
     const now = await this.#platform.conditions();
     const token = await this.#platform.store.get(this.#tokenPlace);
+    const labels = this.#visit.guard.told(checkLabels(this.#config.labels ?? {}));
     const answer = await this.#transport.checkIn(this.#config.population, {
       capabilities: {
         runtime: "muster-js",
@@ -168,6 +171,7 @@ class Session {
       conditions: statedConditions(now),
       ...(await statedVersions(this.#platform.store, this.#config)),
       ...(token !== null && { token }),
+      ...(Object.keys(labels).length > 0 && { labels }),
     });
     if (answer.outcome === "rejected") return this.#rejected(answer);
     this.#minExamples = new Map(answer.offers.map(({ task, min_examples }) => [task, min_examples]));
@@ -312,8 +316,8 @@ class Session {
     return decodeTraining(await this.#visit.blob(given.plan), given.round);
   }
 
-  #noteAssignment({ task, round, attempt, secagg }: Assignment): void {
-    this.note({ task, round, attempt, secure: secagg !== null });
+  #noteAssignment({ task, round, attempt, secagg, target = "" }: Assignment): void {
+    this.note({ task, round, attempt, secure: secagg !== null, target: visible(target) });
   }
 
   async #rejected({ reason, retry, token, formats }: Rejected): Promise<void> {

@@ -7,7 +7,7 @@ import * as v from "valibot";
 import { type Bytes, bytes, checked, count, finite, parseJson, wide } from "../bytes.ts";
 import { FormatError } from "../errors.ts";
 import { blobSchema } from "../plans/plan.ts";
-import { proofSchema, signatureSchema, signedSchema, successionSchema } from "./statements.ts";
+import { proofSchema, signatureSchema, signedSchema, successionSchema, targetText } from "./statements.ts";
 
 export const WIRE_VERSION = 1;
 const LONGEST_REPORTING_S = 7 * 86_400;
@@ -76,6 +76,7 @@ export const assignmentSchema = v.object({
   over_selected: v.optional(v.boolean(), false),
   lost_after_s: v.nullish(seconds, null),
   purpose: v.optional(v.pipe(v.string(), v.regex(/^.{0,200}$/su)), ""),
+  target: v.optional(targetText),
 });
 const partiesSchema = v.object({
   server: successionSchema,
