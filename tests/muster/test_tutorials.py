@@ -54,7 +54,7 @@ def test_the_first_android_app_is_compiled_with_the_library():
     """`make android` compiles it; a coordinator's round with such an app is RoundTest."""
     source = ROOT / "device_runtime" / "android" / "android" / "src" / "test" / "kotlin" / "FirstApp.kt"
     (code,) = re.findall(
-        r"^```kotlin\n// FirstApp.kt\n(class .*?)^```$",
+        r"^```kotlin\n// FirstApp.kt\n(import .*?)^```$",
         (TUTORIALS / "android-app.md").read_text(),
         re.MULTILINE | re.DOTALL,
     )

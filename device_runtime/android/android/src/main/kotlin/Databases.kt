@@ -1,20 +1,10 @@
 /** Databases of this library, and texts by key in one of them, sealed under a key that this installation alone has. */
-package dev.muster.device.android
+package dev.muster.device
 
 import android.content.ContentValues
 import android.database.Cursor
 import android.database.sqlite.SQLiteDatabase
 import android.database.sqlite.SQLiteException
-import dev.muster.device.FormatException
-import dev.muster.device.StateDamaged
-import dev.muster.device.Store
-import dev.muster.device.concat
-import dev.muster.device.hkdf
-import dev.muster.device.openBox
-import dev.muster.device.platformRandom
-import dev.muster.device.seal
-import dev.muster.device.text
-import dev.muster.device.utf8
 import java.io.File
 import java.io.IOException
 import java.nio.file.Files

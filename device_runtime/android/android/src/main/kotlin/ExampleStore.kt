@@ -1,20 +1,10 @@
 /** The examples of an app, sealed, each with its time; what is too old or too many is removed. */
-package dev.muster.device.android
+package dev.muster.device
 
 import android.database.sqlite.SQLiteDatabase
 import android.database.sqlite.SQLiteException
-import dev.muster.device.Column
-import dev.muster.device.DType
-import dev.muster.device.ExampleSource
-import dev.muster.device.Examples
-import dev.muster.device.ExamplesException
 import dev.muster.device.ExamplesException.Companion.invalid
-import dev.muster.device.FormatException
-import dev.muster.device.Json
-import dev.muster.device.StateDamaged
-import dev.muster.device.littleEndian
 import dev.muster.device.plans.product
-import dev.muster.device.utf8
 import java.io.File
 import java.nio.ByteBuffer
 

@@ -1,16 +1,9 @@
 /** Keys of the Android Keystore, which never leave it: for sealing, for signing, and new ones whose chains attest this phone. */
-package dev.muster.device.android
+package dev.muster.device
 
 import android.security.keystore.KeyGenParameterSpec
 import android.security.keystore.KeyPermanentlyInvalidatedException
 import android.security.keystore.KeyProperties
-import dev.muster.device.Attester
-import dev.muster.device.KEY_BYTES
-import dev.muster.device.SigningKey
-import dev.muster.device.StateDamaged
-import dev.muster.device.attestationChallenge
-import dev.muster.device.base64url
-import dev.muster.device.platformRandom
 import java.math.BigInteger
 import java.security.GeneralSecurityException
 import java.security.KeyPairGenerator

@@ -1,23 +1,12 @@
 /** Federated learning inside an app: the app's examples, its models, and sessions in the background. */
-package dev.muster.device.android
+package dev.muster.device
 
 import android.app.job.JobInfo
 import android.app.job.JobScheduler
 import android.content.ComponentName
 import android.content.Context
 import android.util.Log
-import dev.muster.device.Attester
-import dev.muster.device.ConfigException
-import dev.muster.device.DeviceException
-import dev.muster.device.Stop
-import dev.muster.device.kept.Outcome
 import dev.muster.device.kept.journal
-import dev.muster.device.known
-import dev.muster.device.models.Model
-import dev.muster.device.permission.Policy
-import dev.muster.device.sessions.Device
-import dev.muster.device.sessions.Progress
-import dev.muster.device.sessions.SessionConfig
 import kotlinx.coroutines.CoroutineScope
 import kotlinx.coroutines.Dispatchers
 import kotlinx.coroutines.channels.BufferOverflow
@@ -166,7 +155,7 @@ public class Muster internal constructor(
     public fun listenToProgress(listener: Listener<Progress?>): AutoCloseable = hearing(progress, listener)
 
     /** Hear of the [journalFlow], until the result is closed. */
-    public fun listenToJournal(listener: Listener<List<Map<String, Any?>>>): AutoCloseable = hearing(journalFlow(), listener)
+    public fun listenToJournal(listener: Listener<List<Entry>>): AutoCloseable = hearing(journalFlow(), listener)
 
     private fun <T> hearing(flow: Flow<T>, listener: Listener<T>): AutoCloseable {
         val job = CoroutineScope(Dispatchers.IO).launch { flow.collect { telling(listener, it) } }
@@ -263,11 +252,8 @@ public class Muster internal constructor(
 
     private fun scheduler() = context.service<JobScheduler>()
 
-    /**
-     * What the device did, the oldest first: each entry as JSON has it, with `at` in seconds since 1970, and the members of
-     * [Outcome.toJson] for a session. Throws [dev.muster.device.StateDamaged].
-     */
-    public fun journal(): List<Map<String, Any?>> {
+    /** What the device did, the oldest first. Throws [StateDamaged]. */
+    public fun journal(): List<Entry> {
         mayWait()
         return journal(life().phone.store)
     }
@@ -276,7 +262,7 @@ public class Muster internal constructor(
      * The [journal] now and whenever it changes, from sessions in another process of the app too: the file is looked at each second
      * while this is collected. It ends when this is closed. A journal that cannot be read is left out, and the app's `warn` hears why.
      */
-    public fun journalFlow(): Flow<List<Map<String, Any?>>> =
+    public fun journalFlow(): Flow<List<Entry>> =
         flow {
             var seen: Any? = this // no stamp
             while (!isClosed) {
@@ -289,7 +275,7 @@ public class Muster internal constructor(
         }.distinctUntilChanged().flowOn(Dispatchers.IO)
 
     /** The journal with the stamp of its file, unless that was seen. Null for one that cannot be read, too. */
-    private fun journalUnless(seen: Any?): Pair<Any?, List<Map<String, Any?>>>? =
+    private fun journalUnless(seen: Any?): Pair<Any?, List<Entry>>? =
         try {
             val phone = life().phone
             val stamp = phone.stamp

@@ -1,5 +1,5 @@
 /** The phone that a device runs on: its state, its conditions and its keys. */
-package dev.muster.device.android
+package dev.muster.device
 
 import android.app.ActivityManager
 import android.content.Context
@@ -14,23 +14,8 @@ import android.os.Debug
 import android.os.Looper
 import android.os.PowerManager
 import android.os.StatFs
-import dev.muster.device.Attester
-import dev.muster.device.BlobCache
-import dev.muster.device.Conditions
-import dev.muster.device.ConfigException
-import dev.muster.device.ExampleSource
-import dev.muster.device.FileBlobs
-import dev.muster.device.Platform
-import dev.muster.device.PolicyForbids
-import dev.muster.device.SigningKey
-import dev.muster.device.StateDamaged
-import dev.muster.device.StateInUse
-import dev.muster.device.Store
-import dev.muster.device.keptSigningKey
 import dev.muster.device.kept.writeJournal
-import dev.muster.device.platformRandom
 import dev.muster.device.plans.engineName
-import dev.muster.device.sessions.Turns
 import okhttp3.OkHttpClient
 import java.io.File
 import java.io.IOException
@@ -85,7 +70,7 @@ internal class Phone(
     private val sealing = lazy { Sealer(secretOf(database.value)) }
     private val sealed = lazy {
         SealedStore(database.value, sealing.value).also { store ->
-            notice?.let { writeJournal(store, now(), mapOf("outcome" to "state-replaced", "detail" to it)) }
+            notice?.let { writeJournal(store, now(), Entry.Kind.STATE_REPLACED, it) }
         }
     }
     override val store: Store get() = sealed.value

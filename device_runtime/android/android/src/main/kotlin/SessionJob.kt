@@ -1,10 +1,9 @@
 /** Sessions that the system runs. */
-package dev.muster.device.android
+package dev.muster.device
 
 import android.app.job.JobParameters
 import android.app.job.JobService
 import android.util.Log
-import dev.muster.device.Stop
 import java.util.concurrent.ConcurrentHashMap
 import kotlin.concurrent.thread
 

@@ -1,12 +1,8 @@
-package dev.muster.device.android
+package dev.muster.device
 
 import android.app.Application
 import android.app.job.JobScheduler
-import dev.muster.device.ConfigException
-import dev.muster.device.DType
-import dev.muster.device.ModelClosed
-import dev.muster.device.StateDamaged
-import dev.muster.device.StateInUse
+import com.example.JavaApp
 import kotlinx.coroutines.Dispatchers
 import kotlinx.coroutines.flow.first
 import kotlinx.coroutines.launch

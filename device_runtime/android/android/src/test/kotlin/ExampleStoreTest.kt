@@ -1,8 +1,5 @@
-package dev.muster.device.android
+package dev.muster.device
 
-import dev.muster.device.DType
-import dev.muster.device.ExamplesException
-import dev.muster.device.StateDamaged
 import org.junit.Assert.assertArrayEquals
 import org.junit.Assert.assertEquals
 import org.junit.Assert.assertFalse

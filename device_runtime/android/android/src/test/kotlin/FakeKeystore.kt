@@ -1,10 +1,6 @@
-package dev.muster.device.android
+package dev.muster.device
 
 import android.security.keystore.KeyGenParameterSpec
-import dev.muster.device.base64
-import dev.muster.device.concat
-import dev.muster.device.sha256
-import dev.muster.device.utf8
 import org.bouncycastle.asn1.ASN1ObjectIdentifier
 import org.bouncycastle.asn1.x500.X500Name
 import org.bouncycastle.asn1.x509.BasicConstraints

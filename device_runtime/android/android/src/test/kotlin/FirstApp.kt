@@ -1,7 +1,7 @@
-package dev.muster.device.android
+package com.example
 
 import android.app.Application
-import dev.muster.device.DType
+import dev.muster.device.*
 
 class FirstApp : Application(), MusterProvider {
     override val muster: Muster by lazy {
@@ -21,7 +21,7 @@ class FirstApp : Application(), MusterProvider {
     }
 
     /** One session now, for a button. */
-    suspend fun train(): String = muster.session().run { "$outcome $reason" }
+    suspend fun train(): String = muster.session().run { "$ending $reason" }
 
     /** The digit in a picture; offline once a version is here. Not on the main thread. */
     fun read(picture: FloatArray): Int {

@@ -1,13 +1,7 @@
-package dev.muster.device.android;
+package com.example;
 
 import android.content.Context;
-import dev.muster.device.DType;
-import dev.muster.device.DeviceException;
-import dev.muster.device.NoModel;
-import dev.muster.device.kept.Outcome;
-import dev.muster.device.models.Model;
-import dev.muster.device.permission.Policy;
-import dev.muster.device.sessions.Progress;
+import dev.muster.device.*;
 import java.util.Arrays;
 import java.util.Collections;
 import java.util.List;
@@ -15,12 +9,12 @@ import java.util.Map;
 import java.util.concurrent.CompletableFuture;
 
 /** The library as an app in Java uses it. */
-final class JavaApp {
-    final Muster muster;
-    volatile String said = "";
-    volatile int entries = -1;
+public final class JavaApp {
+    public final Muster muster;
+    public volatile String said = "";
+    public volatile int entries = -1;
 
-    JavaApp(Context context) {
+    public JavaApp(Context context) {
         muster =
             Muster.builder(context)
                 .coordinator("http://127.0.0.1:9", "phones")
@@ -33,7 +27,7 @@ final class JavaApp {
                 .build();
     }
 
-    int keep(float[] picture, int digit) {
+    public int keep(float[] picture, int digit) {
         ExampleField x = new ExampleField("x", DType.FLOAT32, Arrays.asList(1, picture.length));
         ExampleField y = new ExampleField("y", DType.INT64, Collections.emptyList(), 10L);
         muster.getExamples().declare("default", Arrays.asList(x, y), new Retention(30 * 86_400.0, 1000));
@@ -45,7 +39,7 @@ final class JavaApp {
         return muster.getExamples().counts().getOrDefault("default", 0);
     }
 
-    Outcome train() throws Exception {
+    public Outcome train() throws Exception {
         try (AutoCloseable outcomes = muster.listen(outcome -> said = outcome.getReason());
             AutoCloseable progress = muster.listenToProgress((Progress now) -> { })) {
             CompletableFuture<Outcome> future = muster.sessionAsync();
@@ -53,11 +47,11 @@ final class JavaApp {
         }
     }
 
-    AutoCloseable watch() {
-        return muster.listenToJournal((List<Map<String, Object>> journal) -> entries = journal.size());
+    public AutoCloseable watch() {
+        return muster.listenToJournal((List<Entry> journal) -> entries = journal.size());
     }
 
-    float[] read(float[] picture) {
+    public float[] read(float[] picture) {
         try (Model model = muster.model("digits")) {
             return model.predict(Collections.singletonMap("x", picture)).floats("output");
         } catch (NoModel error) {

@@ -1,7 +1,5 @@
-package dev.muster.device.android
+package dev.muster.device
 
-import dev.muster.device.attestationChallenge
-import dev.muster.device.base64url
 import org.bouncycastle.asn1.ASN1OctetString
 import org.bouncycastle.asn1.ASN1Sequence
 import org.junit.Assert.assertArrayEquals

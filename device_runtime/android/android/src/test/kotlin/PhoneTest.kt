@@ -1,4 +1,4 @@
-package dev.muster.device.android
+package dev.muster.device
 
 import android.app.Application
 import android.app.job.JobInfo
@@ -8,7 +8,6 @@ import android.net.ConnectivityManager
 import android.net.NetworkCapabilities
 import android.os.BatteryManager
 import android.os.PowerManager
-import dev.muster.device.Stop
 import org.junit.Assert.assertEquals
 import org.junit.Assert.assertNull
 import org.junit.Assert.assertTrue
@@ -106,13 +105,10 @@ class PhoneTest {
         power.setCurrentThermalStatus(PowerManager.THERMAL_STATUS_SEVERE)
         muster().use { muster ->
             val heard = ArrayList<String>()
-            muster.listen { heard += it.detail }.use {
-                val outcome = muster.sessionAsync().get()
-                assertEquals("not-now", outcome.outcome)
-                assertEquals("the phone is warm, of thermal status 3", outcome.detail)
-            }
-            assertEquals(listOf("the phone is warm, of thermal status 3"), heard)
-            assertEquals("not-now", muster.journal().last()["outcome"])
+            val outcome = muster.listen { heard += it.detail }.use { muster.sessionAsync().get() }
+            assertEquals(Ending.NOT_NOW, outcome.ending)
+            assertEquals(listOf("the phone is warm, of thermal status 3", outcome.detail), heard + heard)
+            assertEquals(outcome, muster.journal().last().outcome)
         }
     }
 }

@@ -1,10 +1,7 @@
-package dev.muster.device.android
+package dev.muster.device
 
 import android.app.Application
 import android.app.job.JobParameters
-import dev.muster.device.DType
-import dev.muster.device.Json
-import dev.muster.device.hex
 import org.junit.Assert.assertEquals
 import org.junit.Assert.assertTrue
 import org.junit.Assume.assumeTrue
@@ -70,7 +67,7 @@ class RoundTest {
             assertTrue(service.onStartJob(Shadow.newInstanceOf(JobParameters::class.java)))
             while (app.muster.journal().isEmpty()) Thread.sleep(20)
             val entry = app.muster.journal().single()
-            assertEquals(entry.toString(), "reported", entry["outcome"])
+            assertEquals(entry.toString(), Ending.REPORTED, entry.outcome?.ending)
             process.outputStream.close()
             val committed = Json.parse(output.readLine(), "rounds").list { it }.single()
             assertEquals(1, committed["reported"].size())

@@ -1,8 +1,7 @@
-package dev.muster.device.android
+package dev.muster.device
 
 import android.app.Application
 import android.app.job.JobParameters
-import dev.muster.device.permission.Policy
 import org.junit.After
 import org.junit.Assert.assertEquals
 import org.junit.Assert.assertFalse
@@ -78,7 +77,7 @@ class SessionJobTest {
         assertTrue(service.onStopJob(job))
         assertTrue(within(1.0) { app.muster.journal().isNotEmpty() })
         val entry = app.muster.journal().single()
-        assertEquals(listOf("failed", "conditions"), listOf(entry["outcome"], entry["reason"]))
+        assertEquals(listOf(Ending.FAILED, "conditions"), entry.outcome?.run { listOf(ending, reason) })
         assertFalse(shadowOf(service).isJobFinished)
     }
 
@@ -107,7 +106,7 @@ class SessionJobTest {
         app.server.close()
         assertTrue(service.onStartJob(job))
         assertTrue(within(60.0) { shadowOf(service).isJobFinished })
-        assertEquals("unreachable", app.muster.journal().single()["reason"])
+        assertEquals("unreachable", app.muster.journal().single().outcome?.reason)
         assertTrue(service.onStartJob(job))
         Thread.sleep(500)
         assertEquals(1, app.muster.journal().size)

@@ -1,9 +1,7 @@
-package dev.muster.device.android
+package dev.muster.device
 
 import android.content.Context
 import android.database.sqlite.SQLiteDatabase
-import dev.muster.device.StateDamaged
-import dev.muster.device.StateInUse
 import dev.muster.device.kept.journal
 import okhttp3.OkHttpClient
 import org.junit.Assert.assertEquals
@@ -38,7 +36,7 @@ class StateTest {
 
     private fun <T> phone(work: (Phone) -> T): T = Phone(context, folder, null, OkHttpClient()).use(work)
 
-    private fun outcomes(phone: Phone) = journal(phone.store).map { it["outcome"] }
+    private fun outcomes(phone: Phone) = journal(phone.store).map { it.kind }
 
     private fun <T> database(work: (SQLiteDatabase) -> T): T = SQLiteDatabase.openDatabase(file.path, null, 0).use(work)
 
@@ -76,7 +74,7 @@ class StateTest {
         FakeKeystore.lose()
         phone { phone ->
             assertNull(phone.store.get("a"))
-            assertEquals(listOf("state-replaced"), outcomes(phone))
+            assertEquals(listOf(Entry.Kind.STATE_REPLACED), outcomes(phone))
             assertNotEquals(before, phone.signingKey("device").text)
         }
         phone { assertEquals(1, outcomes(it).size) }
@@ -98,7 +96,7 @@ class StateTest {
         RandomAccessFile(file, "rw").use { it.write(ByteArray(200) { 7 }) }
         phone { phone ->
             assertNull(phone.store.get("a"))
-            assertEquals(listOf("state-replaced"), outcomes(phone))
+            assertEquals(listOf(Entry.Kind.STATE_REPLACED), outcomes(phone))
         }
         assertEquals(1, folder.list { _, name -> "damaged" in name }!!.size)
     }

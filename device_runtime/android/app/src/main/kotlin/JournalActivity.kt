@@ -8,6 +8,7 @@ import android.widget.ArrayAdapter
 import android.widget.FrameLayout
 import android.widget.ListView
 import android.widget.TextView
+import dev.muster.device.Entry
 
 /** What this device did, the newest first, as it happens. */
 class JournalActivity : Activity() {
@@ -35,16 +36,16 @@ class JournalActivity : Activity() {
         listening?.close()
     }
 
-    private fun show(entries: List<Map<String, Any?>>) {
+    private fun show(entries: List<Entry>) {
         list.adapter = ArrayAdapter(this, android.R.layout.simple_list_item_1, entries.asReversed().map(::line))
         empty.setText(R.string.no_session)
     }
 
-    private fun line(entry: Map<String, Any?>): String {
-        val at = ((entry["at"] as Number).toDouble() * 1000).toLong()
-        val time = DateUtils.formatDateTime(this, at, DateUtils.FORMAT_SHOW_DATE or DateUtils.FORMAT_SHOW_TIME)
-        val place = entry["task"]?.toString().orEmpty()
-        val facts = listOf(place, entry["outcome"], entry["reason"], entry["detail"]).filter { it?.toString().orEmpty().isNotEmpty() }
+    private fun line(entry: Entry): String {
+        val flags = DateUtils.FORMAT_SHOW_DATE or DateUtils.FORMAT_SHOW_TIME
+        val time = entry.at?.let { DateUtils.formatDateTime(this, it.toEpochMilli(), flags) }.orEmpty()
+        val ended = entry.outcome
+        val facts = listOfNotNull(ended?.task, ended?.ending?.text ?: entry.kind.text, ended?.reason, entry.detail).filter { it.isNotEmpty() }
         return "$time\n${facts.joinToString(" · ")}"
     }
 }

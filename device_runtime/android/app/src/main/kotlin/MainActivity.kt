@@ -15,14 +15,15 @@ import android.widget.ScrollView
 import android.widget.Switch
 import android.widget.TextView
 import dev.muster.device.DeviceException
+import dev.muster.device.Ending
+import dev.muster.device.Entry
+import dev.muster.device.Model
 import dev.muster.device.NoModel
-import dev.muster.device.kept.Outcome
-import dev.muster.device.models.Model
+import dev.muster.device.Outcome
 import java.util.concurrent.Executors
 import kotlin.math.roundToInt
 
 private const val SCHEDULED = "scheduled"
-private const val PERSONALISED = "personalised"
 private const val PADDING_DP = 16
 
 /** Draw a digit, keep it, train, and read. Whatever may wait runs on a thread of its own. */
@@ -97,18 +98,19 @@ class MainActivity : Activity() {
     }
 
     private fun lastSession(): String {
-        val last = sample.muster.journal().lastOrNull { it["outcome"] != PERSONALISED } ?: return getString(R.string.no_session)
-        val at = ((last["at"] as Number).toDouble() * 1000).toLong()
-        val ago = DateUtils.getRelativeTimeSpanString(at, System.currentTimeMillis(), DateUtils.MINUTE_IN_MILLIS)
-        return getString(R.string.session, ago, ended(last["outcome"].toString(), "${last["reason"]} ${last["detail"]}", last["examples"]))
+        val last = sample.muster.journal().lastOrNull { it.kind == Entry.Kind.SESSION } ?: return getString(R.string.no_session)
+        val ago = DateUtils.getRelativeTimeSpanString(last.at?.toEpochMilli() ?: 0, System.currentTimeMillis(), DateUtils.MINUTE_IN_MILLIS)
+        return getString(R.string.session, ago, ended(last.outcome!!))
     }
 
-    private fun ended(outcome: String, why: String, examples: Any?): String =
-        when (outcome) {
-            "reported" -> getString(R.string.reported, (examples as Number).toInt())
-            "rejected", "not-needed", "not-now" -> getString(R.string.no_work, why.trim())
-            else -> getString(R.string.failed, why.trim())
+    private fun ended(outcome: Outcome): String {
+        val why = "${outcome.reason} ${outcome.detail}".trim()
+        return when (outcome.ending) {
+            Ending.REPORTED -> getString(R.string.reported, outcome.examples)
+            Ending.REJECTED, Ending.NOT_NEEDED, Ending.NOT_NOW -> getString(R.string.no_work, why)
+            Ending.ABORTED, Ending.FAILED -> getString(R.string.failed, why)
         }
+    }
 
     private fun keep(digit: Int) {
         if (pad.isEmpty) return say(getString(R.string.empty))
@@ -145,7 +147,7 @@ class MainActivity : Activity() {
             runOnUiThread {
                 train.isEnabled = true
                 train.setText(R.string.train)
-                say(error?.message ?: ended(outcome!!.outcome, "${outcome.reason} ${outcome.detail}", outcome.examples))
+                say(error?.message ?: ended(outcome!!))
                 show()
             }
         }

@@ -4,10 +4,10 @@ package dev.muster.sample
 import ai.onnxruntime.OrtEnvironment
 import android.app.Application
 import dev.muster.device.DType
-import dev.muster.device.android.ExampleField
-import dev.muster.device.android.Muster
-import dev.muster.device.android.MusterProvider
-import dev.muster.device.android.Retention
+import dev.muster.device.ExampleField
+import dev.muster.device.Muster
+import dev.muster.device.MusterProvider
+import dev.muster.device.Retention
 
 internal const val COLLECTION = "default"
 private const val MONTH_S = 30 * 86_400.0

@@ -4,7 +4,7 @@ package dev.muster.device
 /**
  * Base of every error that this library throws for a cause outside its own code.
  *
- * [reason] is its name in an [dev.muster.device.kept.Outcome]; [isPermanent] says that a retry within minutes is useless. The
+ * [reason] is its name in an [Outcome]; [isPermanent] says that a retry within minutes is useless. The
  * coordinator receives only the reason of an [AssignmentException]. It is unchecked, so that apps in Java can catch it where they like.
  */
 public sealed class DeviceException(

@@ -4,7 +4,6 @@ import dev.muster.device.kept.AssignmentKeeper
 import dev.muster.device.kept.KeptAssignment
 import dev.muster.device.kept.Phase
 import dev.muster.device.permission.Place
-import dev.muster.device.permission.Policy
 import dev.muster.device.plans.Field
 import dev.muster.device.plans.VectorSpec
 import dev.muster.device.plans.checkGraph

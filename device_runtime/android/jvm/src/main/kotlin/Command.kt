@@ -4,12 +4,13 @@
 package dev.muster.device.jvm
 
 import dev.muster.device.ConfigException
+import dev.muster.device.Device
 import dev.muster.device.DeviceException
+import dev.muster.device.Ending
+import dev.muster.device.Outcome
+import dev.muster.device.Policy
+import dev.muster.device.SessionConfig
 import dev.muster.device.SharedSecret
-import dev.muster.device.kept.Outcome
-import dev.muster.device.permission.Policy
-import dev.muster.device.sessions.SessionConfig
-import dev.muster.device.sessions.runForever
 import dev.muster.device.sessions.runSession
 import okhttp3.HttpUrl
 import okhttp3.HttpUrl.Companion.toHttpUrlOrNull
@@ -38,7 +39,6 @@ private val HELP =
     With --once the exit code is 0 when the session reported, 75 when there was no work now, and 1 when it failed. It is 2 for
     an option, a policy or examples that are none.
     """.trimIndent()
-private val CODES = mapOf("reported" to 0, "rejected" to 75, "not-needed" to 75, "not-now" to 75, "aborted" to 1, "failed" to 1)
 private val NAMED = setOf("--coordinator", "--population", "--examples", "--state", "--policy", "--secret")
 private val FLAGS = setOf("--once", "--json")
 
@@ -132,14 +132,21 @@ private fun run(given: Given): Int =
         if (given.once) {
             val outcome = runSession(platform, given.config)
             tell(outcome)
-            if (outcome.reason == "conditions") 75 else CODES.getValue(outcome.outcome)
+            if (outcome.reason == "conditions") 75 else codeOf(outcome.ending)
         } else {
-            runForever(platform, given.config, tell)
+            Device(platform, given.config).runForever(tell)
             0
         }
     }
 
+private fun codeOf(ending: Ending): Int =
+    when (ending) {
+        Ending.REPORTED -> 0
+        Ending.REJECTED, Ending.NOT_NEEDED, Ending.NOT_NOW -> 75
+        Ending.ABORTED, Ending.FAILED -> 1
+    }
+
 private fun inWords(ended: Outcome): String {
     val place = if (ended.task.isEmpty()) "" else "task ${ended.task} round ${ended.round}"
-    return listOf(ended.outcome, ended.reason, place, ended.told.ifEmpty { ended.detail }).filter { it.isNotEmpty() }.joinToString(" ")
+    return listOf(ended.ending.text, ended.reason, place, ended.told.ifEmpty { ended.detail }).filter { it.isNotEmpty() }.joinToString(" ")
 }

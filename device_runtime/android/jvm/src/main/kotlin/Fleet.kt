@@ -7,9 +7,8 @@
 package dev.muster.device.jvm
 
 import dev.muster.device.Json
-import dev.muster.device.SharedSecret
-import dev.muster.device.permission.Policy
-import dev.muster.device.sessions.SessionConfig
+import dev.muster.device.Policy
+import dev.muster.device.SessionConfig
 import dev.muster.device.sessions.runSession
 import okhttp3.HttpUrl.Companion.toHttpUrl
 import java.io.File

@@ -4,6 +4,7 @@ package dev.muster.device.jvm
 import com.sun.management.OperatingSystemMXBean
 import dev.muster.device.Attester
 import dev.muster.device.Conditions
+import dev.muster.device.Entry
 import dev.muster.device.ExampleSource
 import dev.muster.device.FileBlobs
 import dev.muster.device.Platform
@@ -34,7 +35,7 @@ internal class JvmPlatform(
 ) : Platform, AutoCloseable {
     override val store =
         SqliteStore(state).also { store ->
-            store.putAside?.let { writeJournal(store, now(), mapOf("outcome" to "state-replaced", "detail" to it)) }
+            store.putAside?.let { writeJournal(store, now(), Entry.Kind.STATE_REPLACED, it) }
         }
     override val blobs = FileBlobs(state)
     override val engineName: String = engineName()

@@ -6,15 +6,15 @@
 package dev.muster.device.jvm
 
 import dev.muster.device.BlobCache
+import dev.muster.device.Device
 import dev.muster.device.DeviceException
 import dev.muster.device.Json
+import dev.muster.device.Model
 import dev.muster.device.Platform
+import dev.muster.device.Policy
+import dev.muster.device.SessionConfig
 import dev.muster.device.Store
 import dev.muster.device.kept.journal
-import dev.muster.device.models.Model
-import dev.muster.device.permission.Policy
-import dev.muster.device.sessions.Device
-import dev.muster.device.sessions.SessionConfig
 import okhttp3.HttpUrl.Companion.toHttpUrl
 import java.io.File
 import java.util.concurrent.Callable
@@ -49,7 +49,7 @@ private class Orders(private val steps: Int?) {
                 val name = error.javaClass.simpleName
                 mapOf("error" to NAMES.getOrElse(name) { name.removeSuffix("Exception") }, "detail" to error.message)
             }
-        val now = mapOf("version" to model.version, "personal" to model.personal, "journal" to journal(own.store), "warnings" to warnings.toList())
+        val now = mapOf("version" to model.version, "personal" to model.personal, "journal" to journal(own.store).map { it.members }, "warnings" to warnings.toList())
         return answer + now
     }
 

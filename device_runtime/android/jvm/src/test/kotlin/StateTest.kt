@@ -1,5 +1,6 @@
 package dev.muster.device.jvm
 
+import dev.muster.device.Entry
 import dev.muster.device.FileBlobs
 import dev.muster.device.StateDamaged
 import dev.muster.device.StateInUse
@@ -46,7 +47,7 @@ class StateTest {
             file.writeBytes(damage)
             JvmPlatform(folder, NpzExamples(folder)).use { platform ->
                 assertNull(platform.store.get("a"))
-                assertEquals(listOf("state-replaced"), journal(platform.store).map { it["outcome"] })
+                assertEquals(listOf(Entry.Kind.STATE_REPLACED), journal(platform.store).map { it.kind })
             }
         }
         val kept = folder.listFiles { file -> ".damaged-" in file.name }!!.map { it.readBytes().toList() }

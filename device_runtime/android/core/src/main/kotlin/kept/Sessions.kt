@@ -7,11 +7,10 @@
 package dev.muster.device.kept
 
 import dev.muster.device.DeviceException
+import dev.muster.device.Entry
 import dev.muster.device.FormatException
 import dev.muster.device.Identity
 import dev.muster.device.Json
-import dev.muster.device.Refused
-import dev.muster.device.RetryWindow
 import dev.muster.device.StateDamaged
 import dev.muster.device.Store
 import dev.muster.device.Target
@@ -23,64 +22,7 @@ import dev.muster.device.wire.Assignment
 
 private const val JOURNAL = "journal"
 private const val MOST_ENTRIES = 1000
-private const val LOST = "journal-lost"
-
-/**
- * The end of a session.
- *
- * [outcome]: `reported`, the report was counted; `rejected`, no work now; `not-needed`, the round ended first; `not-now`, a rule
- * of this device does not hold, and nothing was sent; `aborted`, the device gave its assignment up; `failed`, the rest.
- *
- * @property question what the plan asked, as one line that is safe to show; null where it asks nothing
- * @property numbers numbers in the report; 0 before it is made
- * @property told what became of a question, in words for the owner; empty where none was asked
- * @property cut texts that were longer than the plan's tokens, and cut
- * @property retryable where the report was not counted, `transient` if a retry within minutes is useful, else `permanent`
- */
-public data class Outcome(
-    val outcome: String = "failed",
-    val reason: String = "",
-    val detail: String = "",
-    val device: String = "",
-    val task: String = "",
-    val round: Int = 0,
-    val attempt: Long = 0,
-    val secure: Boolean = false,
-    val question: String? = null,
-    val numbers: Int = 0,
-    val told: String = "",
-    val examples: Int = 0,
-    val steps: Int = 0,
-    val cut: Int = 0,
-    val bytesUp: Long = 0,
-    val bytesDown: Long = 0,
-    val retry: RetryWindow? = null,
-    val retryable: String? = null,
-) {
-    /** The outcome as JSON, with the members that every runtime of this project prints. */
-    public fun toJson(): String = Json.write(members())
-
-    internal fun members(): Map<String, Any?> =
-        linkedMapOf(
-            "outcome" to outcome, "reason" to reason, "detail" to detail, "device" to device, "task" to task, "round" to round,
-            "attempt" to attempt, "secure" to secure, "question" to question, "numbers" to numbers, "told" to told,
-            "examples" to examples, "steps" to steps, "cut" to cut, "bytes_up" to bytesUp, "bytes_down" to bytesDown,
-            "retry" to retry?.let { mapOf("min_s" to it.minS, "max_s" to it.maxS) }, "retryable" to retryable,
-        )
-
-    /** This outcome after an error. */
-    internal fun failed(error: DeviceException): Outcome {
-        val failed =
-            copy(
-                outcome = "failed",
-                reason = error.reason,
-                detail = error.message ?: "",
-                retryable = if (error.isPermanent) "permanent" else "transient",
-            )
-        if (error !is Refused) return failed
-        return failed.copy(outcome = if (error.status == 410) "not-needed" else "failed", retry = error.hints.retry)
-    }
-}
+private val LOST = mapOf("outcome" to Entry.Kind.JOURNAL_LOST.text)
 
 /**
  * Add an entry to the journal, for the device's owner: what was trained, when, for which task, and the outcome. A damaged journal
@@ -93,17 +35,21 @@ internal fun writeJournal(store: Store, at: Double, entry: Map<String, Any?>) {
         try {
             keptNumber(store, JOURNAL) ?: 0
         } catch (_: StateDamaged) {
-            store.write(mapOf(place(0) to Json.write(mapOf("at" to at, "outcome" to LOST))))
+            store.write(mapOf(place(0) to Json.write(mapOf("at" to at) + LOST)))
             1
         }
     store.write(mapOf(place(written) to Json.write(mapOf("at" to at) + entry), JOURNAL to "${written + 1}"))
 }
 
+/** Add an entry that is of no session. */
+internal fun writeJournal(store: Store, at: Double, kind: Entry.Kind, detail: String) =
+    writeJournal(store, at, mapOf("outcome" to kind.text, "detail" to detail))
+
 /** Where the entry of that number is kept: each on its own, so that a long journal costs no more to write. */
 private fun place(number: Long) = "$JOURNAL:${number % MOST_ENTRIES}"
 
-/** The journal's entries, the oldest first; one that cannot be read says so as its outcome. Throws [StateDamaged]. */
-internal fun journal(store: Store): List<Map<String, Any?>> {
+/** The journal's entries, the oldest first; one that cannot be read says so as its kind. Throws [StateDamaged]. */
+internal fun journal(store: Store): List<Entry> {
     val written = keptNumber(store, JOURNAL) ?: 0
     return (maxOf(0, written - MOST_ENTRIES) until written).map { number ->
         try {
@@ -112,7 +58,7 @@ internal fun journal(store: Store): List<Map<String, Any?>> {
             null
         } catch (_: FormatException) {
             null
-        } ?: mapOf("outcome" to LOST)
+        }.let { Entry(it ?: LOST) }
     }
 }
 

@@ -8,8 +8,8 @@ package dev.muster.device.kept
 import dev.muster.device.BadAnswer
 import dev.muster.device.FormatException
 import dev.muster.device.Json
-import dev.muster.device.Platform
 import dev.muster.device.PlanRefused
+import dev.muster.device.Platform
 import dev.muster.device.Refused
 import dev.muster.device.Target
 import dev.muster.device.TransportException

@@ -51,25 +51,6 @@ private const val CERTAIN = 2
 private const val PARAMS = "params"
 
 /**
- * What became of a personal model.
- *
- * @property version the released one that it was made from
- * @property before the mean loss on the examples left out, at the released parameters
- * @property after the same at the personal ones
- * @property examples the number of examples trained on
- * @property leftOut the number of examples left out, to measure on
- * @property kept whether the personal parameters are used from now on; else the released ones are
- */
-public data class Personalised(
-    val version: Int,
-    val before: Double,
-    val after: Double,
-    val examples: Int,
-    val leftOut: Int,
-    val kept: Boolean,
-)
-
-/**
  * The personal parameters, and the mean losses of all examples left out, at the released and at the personal ones.
  *
  * isBetter: whether the mean of the differences, of groups of examples, is above 0 by enough of its standard errors.

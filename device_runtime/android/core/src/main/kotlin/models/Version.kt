@@ -6,7 +6,9 @@ import dev.muster.device.DType
 import dev.muster.device.DeviceException
 import dev.muster.device.FormatException
 import dev.muster.device.InputRefused
+import dev.muster.device.Inputs
 import dev.muster.device.ModelRefused
+import dev.muster.device.Outputs
 import dev.muster.device.PlanRefused
 import dev.muster.device.plans.BlobRef
 import dev.muster.device.plans.FORMAT
@@ -34,32 +36,6 @@ private const val TRIED = 3
 
 /** Calls whose tensors are kept for later ones. */
 private const val MOST_IDLE = 8
-
-/**
- * The values of a model's inputs, of n rows, one row after the other: by the name of its field a FloatArray, LongArray, IntArray or
- * ByteArray, as its type is, or n texts where the plan names a tokenizer.
- */
-public typealias Inputs = Map<String, Any>
-
-/** A model's outputs by name, for n rows, one row after the other. */
-public class Outputs internal constructor(private val values: Map<String, Any>) {
-    public val names: Set<String> get() = values.keys
-
-    /** The values of an output in an array of its type. Throws IllegalArgumentException when there is none, as the next ones do. */
-    public operator fun get(name: String): Any = requireNotNull(values[name]) { "the model has no output $name; it has $names" }
-
-    /** The values of an output of float32. */
-    public fun floats(name: String): FloatArray = of(name)
-
-    public fun longs(name: String): LongArray = of(name)
-
-    public fun ints(name: String): IntArray = of(name)
-
-    public fun bytes(name: String): ByteArray = of(name)
-
-    private inline fun <reified T> of(name: String): T =
-        requireNotNull(get(name) as? T) { "output $name is ${get(name).javaClass.simpleName}, not ${T::class.java.simpleName}" }
-}
 
 /** What a version is made of: its plan, and its blobs by kind: `graph`, `parameters`, `frozen` if any, `tokenizer.FIELD` for each. */
 internal class Recipe(val plan: Plan, val predict: PredictPlan, val blobs: Map<String, BlobRef>)

@@ -6,14 +6,17 @@
 package dev.muster.device.permission
 
 import dev.muster.device.BytesMoved
+import dev.muster.device.FormatException
 import dev.muster.device.Json
-import dev.muster.device.Platform
 import dev.muster.device.PlanRefused
+import dev.muster.device.Platform
+import dev.muster.device.Policy
 import dev.muster.device.PolicyForbids
+import dev.muster.device.Target
 import dev.muster.device.keeping
-import dev.muster.device.keptJson
 import dev.muster.device.kept.KeptAssignment
 import dev.muster.device.kept.Phase
+import dev.muster.device.keptJson
 import dev.muster.device.plans.BlobRef
 import dev.muster.device.plans.MOST_PLAN_BYTES
 import dev.muster.device.plans.Plan
@@ -23,12 +26,34 @@ import dev.muster.device.plans.stepCount
 import dev.muster.device.plans.uploadBytes
 import dev.muster.device.wire.Assignment
 import dev.muster.device.wire.verifyPlan
+import okhttp3.HttpUrl
 
 private const val DAY_S = 86_400.0
 private const val WEEK_S = 7 * DAY_S
 private const val FLOAT_BYTES = 4.0
 private const val SPENT = "spent"
 private const val ANSWERS = "answers"
+
+/** Where a device takes part, and under which policy. */
+internal class Place(override val coordinator: HttpUrl, override val population: String, val policy: Policy) : Target
+
+/** Check a URL, described by `whose`, before the first byte. Throws [PolicyForbids] if required TLS is missing. */
+internal fun checkHttps(policy: Policy, whose: String, url: HttpUrl) {
+    if (policy.requireHttps && !url.isHttps) {
+        throw PolicyForbids("against require_https of this device's policy: $whose is at ${url.scheme}://${url.host}:${url.port}")
+    }
+}
+
+/** The error for a plan that a rule of the policy does not let run. */
+internal fun refused(rule: String, why: String): PlanRefused = PlanRefused("against $rule of this device's policy: $why")
+
+/** What `check` gives; what is not of the form that the specification wants breaks a rule of the policy. */
+internal fun <T> breaking(rule: String, check: () -> T): T =
+    try {
+        check()
+    } catch (error: FormatException) {
+        throw refused(rule, error.message!!)
+    }
 
 /** The use at a time, in seconds since 1970. */
 private class Spent(val at: Double, val seconds: Double, val bytes: Long, val sessions: Int) {

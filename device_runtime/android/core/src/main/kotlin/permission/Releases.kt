@@ -12,6 +12,7 @@ import dev.muster.device.Json
 import dev.muster.device.ModelRefused
 import dev.muster.device.PlanRefused
 import dev.muster.device.Platform
+import dev.muster.device.Policy
 import dev.muster.device.fromHex
 import dev.muster.device.keeping
 import dev.muster.device.keptJson

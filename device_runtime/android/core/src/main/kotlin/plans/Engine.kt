@@ -49,7 +49,7 @@ private val options: SessionOptions by lazy {
 }
 
 /** The engine with its version, for [dev.muster.device.Platform.engineName]. */
-public fun engineName(): String = "onnxruntime ${environment.version}"
+internal fun engineName(): String = "onnxruntime ${environment.version}"
 
 /** `ByteBuffer.alignedSlice`, which Java has since 9 and Android since API 33. */
 private val alignedSlice: Method? =

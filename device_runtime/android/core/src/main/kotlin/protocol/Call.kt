@@ -10,8 +10,8 @@ import dev.muster.device.BytesMoved
 import dev.muster.device.FormatException
 import dev.muster.device.Json
 import dev.muster.device.Platform
-import dev.muster.device.Refused
 import dev.muster.device.RefusalHints
+import dev.muster.device.Refused
 import dev.muster.device.SigningKey
 import dev.muster.device.Stop
 import dev.muster.device.Unreachable

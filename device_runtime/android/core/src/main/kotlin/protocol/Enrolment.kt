@@ -15,8 +15,8 @@ import dev.muster.device.TransportException
 import dev.muster.device.base64
 import dev.muster.device.hex
 import dev.muster.device.keeping
-import dev.muster.device.keptJson
 import dev.muster.device.kept.keptBlobs
+import dev.muster.device.keptJson
 import dev.muster.device.littleEndian
 import dev.muster.device.permission.Guard
 import dev.muster.device.permission.Place

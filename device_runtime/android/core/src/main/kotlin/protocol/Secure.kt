@@ -5,11 +5,11 @@ import dev.muster.device.AlreadyRevealed
 import dev.muster.device.DeadlinePassed
 import dev.muster.device.Refused
 import dev.muster.device.SecaggRefused
+import dev.muster.device.keeping
 import dev.muster.device.kept.AssignmentKeeper
 import dev.muster.device.kept.KeptAssignment
 import dev.muster.device.kept.Phase
 import dev.muster.device.keptNumber
-import dev.muster.device.keeping
 import dev.muster.device.plans.ReportLayout
 import dev.muster.device.plans.VectorSpec
 import dev.muster.device.plans.decodeVectors

@@ -1,12 +1,14 @@
 /** The scheduler: it runs sessions as the coordinator's retry windows and the device's own rules allow. */
 package dev.muster.device.sessions
 
+import dev.muster.device.Ending
 import dev.muster.device.Json
+import dev.muster.device.Outcome
 import dev.muster.device.Platform
 import dev.muster.device.RetryWindow
+import dev.muster.device.SessionConfig
 import dev.muster.device.keeping
 import dev.muster.device.keptJson
-import dev.muster.device.kept.Outcome
 import kotlin.math.max
 import kotlin.math.min
 import kotlin.random.Random
@@ -37,16 +39,7 @@ private class Due(val at: Double, val withinS: Double) {
     fun heldTo(now: Double) = Due(min(at, now + withinS), withinS)
 }
 
-/**
- * Run sessions until `config.stop`, each at a random time in the window that the last outcome names.
- *
- * That time is stored and honoured after a restart. While the device's own rules do not hold, they are checked every minute;
- * [tell] is called once for each reason. Throws [dev.muster.device.StateDamaged] if nothing can be stored.
- */
-public fun runForever(platform: Platform, config: SessionConfig, tell: (Outcome) -> Unit): Unit =
-    sessionsForever(platform, config, { runSession(platform, config) }, tell)
-
-/** The same, where `run` runs a session. */
+/** What [dev.muster.device.Device.runForever] does, where `run` runs a session. */
 internal fun sessionsForever(platform: Platform, config: SessionConfig, run: () -> Outcome, tell: (Outcome) -> Unit) {
     var due = keptDue(platform, config)
     var told = ""
@@ -59,17 +52,13 @@ internal fun sessionsForever(platform: Platform, config: SessionConfig, run: () 
         }
         val outcome = run()
         due = drawn(platform, config, outcome)
-        val ended = "${outcome.outcome} ${outcome.reason} ${outcome.detail}"
-        if (outcome.outcome != "not-now" || ended != told) tell(outcome)
+        val ended = "${outcome.ending.text} ${outcome.reason} ${outcome.detail}"
+        if (outcome.ending != Ending.NOT_NOW || ended != told) tell(outcome)
         told = ended
     }
 }
 
-/** Run one session, if the stored time to return has come; null if it has not. Throws as [runForever]. */
-public fun runIfDue(platform: Platform, config: SessionConfig): Outcome? =
-    sessionIfDue(platform, config) { runSession(platform, config) }
-
-/** The same, where `run` runs a session. */
+/** Run one session by `run`, if the stored time to return has come; null if it has not. Throws as [sessionsForever]. */
 internal fun sessionIfDue(platform: Platform, config: SessionConfig, run: () -> Outcome): Outcome? {
     val due = keptDue(platform, config)
     if (due != null && due.at > platform.now()) return null
@@ -82,7 +71,7 @@ private fun rowOf(config: SessionConfig) = "due:${config.coordinator}:${config.p
 private fun drawn(platform: Platform, config: SessionConfig, outcome: Outcome): Due {
     val withinS = drawnS(outcome, Random.nextDouble())
     val due = Due(platform.now() + withinS, withinS)
-    if (outcome.outcome != "not-now" && outcome.reason !in MENDED_HERE) {
+    if (outcome.ending != Ending.NOT_NOW && outcome.reason !in MENDED_HERE) {
         platform.store.write(mapOf(rowOf(config) to Json.write(due.members())))
     }
     return due
@@ -98,9 +87,9 @@ internal fun drawnS(outcome: Outcome, chance: Double): Double {
 /** The window after an outcome for which the coordinator named none. */
 private fun defaultWindow(outcome: Outcome): RetryWindow =
     when {
-        outcome.outcome == "reported" || outcome.outcome == "not-needed" -> AFTER_WORK
-        outcome.outcome == "not-now" -> OWN_RULES
-        outcome.retryable == "permanent" -> HOURS
+        outcome.ending == Ending.REPORTED || outcome.ending == Ending.NOT_NEEDED -> AFTER_WORK
+        outcome.ending == Ending.NOT_NOW -> OWN_RULES
+        outcome.retryable == Outcome.Retryable.PERMANENT -> HOURS
         else -> MINUTES
     }
 

@@ -8,26 +8,29 @@ package dev.muster.device.sessions
 import dev.muster.device.AssignmentException
 import dev.muster.device.BadAnswer
 import dev.muster.device.DeviceException
+import dev.muster.device.Ending
 import dev.muster.device.Identity
 import dev.muster.device.NotAllowedNow
-import dev.muster.device.Platform
+import dev.muster.device.Outcome
+import dev.muster.device.Outcome.Retryable
 import dev.muster.device.PlanRefused
+import dev.muster.device.Platform
 import dev.muster.device.PolicyForbids
+import dev.muster.device.Progress
 import dev.muster.device.Refused
+import dev.muster.device.RetryWindow
 import dev.muster.device.RuntimeFailed
-import dev.muster.device.Stop
+import dev.muster.device.SessionConfig
+import dev.muster.device.Stage
 import dev.muster.device.SumAbandoned
 import dev.muster.device.TransportException
 import dev.muster.device.kept.AssignmentKeeper
 import dev.muster.device.kept.KeptAssignment
 import dev.muster.device.kept.KeptVectors
-import dev.muster.device.kept.Outcome
 import dev.muster.device.kept.Phase
 import dev.muster.device.kept.keptBlobs
 import dev.muster.device.kept.writeJournal
 import dev.muster.device.known
-import dev.muster.device.permission.Place
-import dev.muster.device.permission.Policy
 import dev.muster.device.permission.checkModel
 import dev.muster.device.permission.oneMoreAnswer
 import dev.muster.device.plain
@@ -59,7 +62,6 @@ import dev.muster.device.visible
 import dev.muster.device.wire.Accepted
 import dev.muster.device.wire.Assignment
 import dev.muster.device.wire.Rejected
-import okhttp3.HttpUrl
 import java.text.NumberFormat
 import java.util.Locale
 
@@ -71,37 +73,15 @@ private val OVER = setOf(404, 409, 410)
 // What Python takes for space, on every platform: the meaning of \s alone differs between Java and Android.
 private val BLANKS = Regex("[\\s\\p{Z}\\x1c-\\x1f\\x85]+")
 
-/**
- * Where and how a device takes part.
- *
- * @property waitS seconds to wait to be selected
- * @property stop once it is set, the session gives up at once
- */
-public class SessionConfig @JvmOverloads constructor(
-    public val coordinator: HttpUrl,
-    public val population: String,
-    public val policy: Policy = Policy(),
-    public val waitS: Double = 30.0,
-    public val stop: Stop = Stop(),
-) {
-    internal val place = Place(coordinator, population, policy)
-
-    /** Hears how far a session is, on its thread. It must not throw. */
-    internal var progress: (Progress) -> Unit = {}
-
-    /** The same, which another request stops. */
-    internal fun stoppedBy(stop: Stop) = SessionConfig(coordinator, population, policy, waitS, stop).also { it.progress = progress }
-}
-
 /** Run one session, on this thread. Errors are in the outcome, and the coordinator is told if it was waiting. */
-public fun runSession(platform: Platform, config: SessionConfig): Outcome {
+internal fun runSession(platform: Platform, config: SessionConfig): Outcome {
     val transport = Transport(platform, config.coordinator, config.stop)
     val session = Session(platform, config, transport)
     try {
         session.run()
     } catch (error: Throwable) {
         session.fail(known(error))
-        if (error is PolicyForbids) session.outcome = session.outcome.copy(outcome = "not-now")
+        if (error is PolicyForbids) session.outcome = session.outcome.copy(ending = Ending.NOT_NOW)
     }
     // A plan and a graph contain foreign texts too, which end up in error messages.
     val ended =
@@ -196,7 +176,7 @@ private class Session(private val platform: Platform, private val config: Sessio
         if (tasks.isEmpty()) {
             // The coordinator is not told: the finding may be private, and silence looks like a lost connection.
             val why = willing.joinToString("; ") { unsettled.getValue(it) }
-            outcome = outcome.copy(outcome = "rejected", reason = "unwilling", detail = why, retry = answer.retry, retryable = "transient")
+            outcome = rejectedFor("unwilling", why, answer.retry)
             return
         }
         tell(Stage.WAITING)
@@ -210,7 +190,7 @@ private class Session(private val platform: Platform, private val config: Sessio
             val (kept, plan) = train(given)
             deliver(kept, plan)
         }
-        if (outcome.outcome == "reported") outcome = outcome.copy(retry = answer.retry)
+        if (outcome.ending == Ending.REPORTED) outcome = outcome.copy(retry = answer.retry)
     }
 
     /** Train, and keep the report. */
@@ -285,7 +265,7 @@ private class Session(private val platform: Platform, private val config: Sessio
         } else if (!secure(kept.due).run(kept, plan.report).summed) {
             throw SumAbandoned("the secure aggregation ended without a sum")
         }
-        outcome = outcome.copy(outcome = "reported")
+        outcome = outcome.copy(ending = Ending.REPORTED)
         keeper.keep(kept.at(Phase.REPORTED, ByteArray(0)))
     }
 
@@ -301,7 +281,7 @@ private class Session(private val platform: Platform, private val config: Sessio
             val mayArrive = known is TransportException && !(known is Refused && known.isFinal)
             if (!(mayArrive && isTrained)) giveUp(given, causeOf(known))
             fail(known)
-            if (causeOf(known) is AssignmentException) outcome = outcome.copy(outcome = "aborted")
+            if (causeOf(known) is AssignmentException) outcome = outcome.copy(ending = Ending.ABORTED)
         } finally {
             held.end()
         }
@@ -344,15 +324,12 @@ private class Session(private val platform: Platform, private val config: Sessio
     private fun rejected(answer: Rejected) {
         platform.store.write(mapOf(tokenRow to answer.token.ifEmpty { null }))
         val isUnsupported = answer.reason == "unsupported-format"
-        outcome =
-            outcome.copy(
-                outcome = "rejected",
-                reason = answer.reason,
-                detail = if (isUnsupported) "this device runs $FORMAT; wanted: ${answer.formats.joinToString()}" else "",
-                retry = answer.retry,
-                retryable = if (isUnsupported) "permanent" else "transient",
-            )
+        val detail = if (isUnsupported) "this device runs $FORMAT; wanted: ${answer.formats.joinToString()}" else ""
+        outcome = rejectedFor(answer.reason, detail, answer.retry, if (isUnsupported) Retryable.PERMANENT else Retryable.TRANSIENT)
     }
+
+    private fun rejectedFor(reason: String, detail: String, retry: RetryWindow?, retryable: Retryable = Retryable.TRANSIENT) =
+        outcome.copy(ending = Ending.REJECTED, reason = reason, detail = detail, retry = retry, retryable = retryable)
 }
 
 /** A question as its owner reads it. */
@@ -363,7 +340,7 @@ internal fun toldOf(ended: Outcome, by: String): String {
     val question = ended.question ?: return ""
     val asked = "$question, by $by"
     val why = if (ended.detail.startsWith("against ")) "it is ${ended.detail}" else ended.detail.ifEmpty { ended.reason }
-    if (ended.outcome == "reported") {
+    if (ended.ending == Ending.REPORTED) {
         val count = NumberFormat.getIntegerInstance(Locale.ENGLISH).format(ended.numbers)
         return "answered a question: $question; sent $count numbers, ${if (ended.secure) "masked" else "in the clear"}"
     }

@@ -9,6 +9,7 @@ import dev.muster.device.Json
 import dev.muster.device.ModelRefused
 import dev.muster.device.PlanRefused
 import dev.muster.device.Platform
+import dev.muster.device.Policy
 import dev.muster.device.SigningKey
 import dev.muster.device.StateDamaged
 import dev.muster.device.Store

@@ -1,7 +1,5 @@
 package dev.muster.device.plans
 
-import dev.muster.device.DeviceException
-import dev.muster.device.FormatException
 import dev.muster.device.Json
 import dev.muster.device.PlanRefused
 import dev.muster.device.fromHex
@@ -18,7 +16,6 @@ import org.junit.jupiter.api.DynamicTest.dynamicTest
 import org.junit.jupiter.api.Test
 import org.junit.jupiter.api.TestFactory
 import org.junit.jupiter.api.assertThrows
-import kotlin.random.Random
 
 /** Plans are read as in Python, and refused where it refuses them. */
 class PlanTest {

@@ -1,5 +1,6 @@
 package dev.muster.device.sessions
 
+import dev.muster.device.Device
 import dev.muster.device.Stop
 import okhttp3.Interceptor
 import okhttp3.OkHttpClient

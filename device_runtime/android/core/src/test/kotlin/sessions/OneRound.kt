@@ -9,6 +9,7 @@ import dev.muster.device.ExampleSource
 import dev.muster.device.Examples
 import dev.muster.device.Json
 import dev.muster.device.Platform
+import dev.muster.device.SessionConfig
 import dev.muster.device.Stop
 import dev.muster.device.Store
 import dev.muster.device.floatsOf

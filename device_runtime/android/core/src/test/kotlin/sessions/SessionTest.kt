@@ -1,6 +1,11 @@
 package dev.muster.device.sessions
 
 import dev.muster.device.Attester
+import dev.muster.device.Ending
+import dev.muster.device.Entry
+import dev.muster.device.Outcome
+import dev.muster.device.Progress
+import dev.muster.device.Stage
 import dev.muster.device.StateDamaged
 import dev.muster.device.Stop
 import dev.muster.device.damaged
@@ -12,6 +17,7 @@ import org.junit.jupiter.api.Assertions.assertEquals
 import org.junit.jupiter.api.Assertions.assertTrue
 import org.junit.jupiter.api.Test
 import java.io.IOException
+import java.time.Instant
 import java.util.concurrent.atomic.AtomicInteger
 import kotlin.concurrent.thread
 import kotlin.random.Random
@@ -21,8 +27,8 @@ class SessionTest {
     @Test
     fun `a session of good answers reports`() {
         val platform = RoundPlatform(Coordinator())
-        assertEquals("reported", runSession(platform, config()).outcome)
-        assertEquals(listOf("reported"), journal(platform.store).map { it["outcome"] })
+        assertEquals(Ending.REPORTED, runSession(platform, config()).ending)
+        assertEquals(listOf(Ending.REPORTED), journal(platform.store).map { it.outcome?.ending })
     }
 
     @Test
@@ -30,8 +36,8 @@ class SessionTest {
         val found = HashSet<String>()
         for (seed in 0 until SESSIONS) {
             val ended = runSession(RoundPlatform(Coordinator { place, good -> spoiled(place, good, seed) }), config())
-            assertTrue(ended.reason != "" || ended.outcome == "reported", "seed $seed: $ended")
-            found += "${ended.outcome} ${ended.reason}"
+            assertTrue(ended.reason != "" || ended.ending == Ending.REPORTED, "seed $seed: $ended")
+            found += "${ended.ending.text} ${ended.reason}"
         }
         assertTrue("failed bad-answer" in found, "$found")
     }
@@ -69,14 +75,14 @@ class SessionTest {
             }
         assertSaid(platform)
         assertEquals("/v1/assignments/a:abort", coordinator.paths.last())
-        assertEquals("reported", runSession(RoundPlatform(Coordinator("b"), platform.store), config()).outcome)
+        assertEquals(Ending.REPORTED, runSession(RoundPlatform(Coordinator("b"), platform.store), config()).ending)
     }
 
     private fun assertSaid(platform: RoundPlatform) {
         val ended = runSession(platform, config())
         assertEquals("runtime-failed", ended.reason)
         assertTrue("the device's own code failed" in ended.detail, ended.detail)
-        assertEquals(listOf(ended.outcome), journal(platform.store).map { it["outcome"] })
+        assertEquals(listOf(ended), journal(platform.store).map { it.outcome })
     }
 
     @Test
@@ -114,13 +120,13 @@ class SessionTest {
 
     @Test
     fun `a device that is killed at any write of its state works again`() {
-        val writes = Snapshots().also { assertEquals("reported", runSession(RoundPlatform(Coordinator(), it), config()).outcome) }.all
+        val writes = Snapshots().also { assertEquals(Ending.REPORTED, runSession(RoundPlatform(Coordinator(), it), config()).ending) }.all
         assertTrue(writes.size > 5)
         for ((place, kept) in writes.withIndex()) {
             val store = MemoryStore().apply { this.kept += kept }
             val next = runSession(RoundPlatform(Coordinator(), store), config())
-            assertTrue(next.outcome in setOf("reported", "aborted") || "came again" in next.detail, "$place: $next")
-            assertEquals("reported", runSession(RoundPlatform(Coordinator("b"), store), config()).outcome, "$place")
+            assertTrue(next.ending in setOf(Ending.REPORTED, Ending.ABORTED) || "came again" in next.detail, "$place: $next")
+            assertEquals(Ending.REPORTED, runSession(RoundPlatform(Coordinator("b"), store), config()).ending, "$place")
         }
     }
 
@@ -141,7 +147,7 @@ class SessionTest {
             for (seed in 0 until 40) {
                 val store = MemoryStore().apply { this.kept += kept + (key to String(damaged(utf8(kept.getValue(key)), seed))) }
                 val ended = runSession(RoundPlatform(Coordinator("b"), store), config())
-                assertTrue(ended.outcome == "reported" || ended.reason == "state-unusable", "$key $seed: $ended")
+                assertTrue(ended.ending == Ending.REPORTED || ended.reason == "state-unusable", "$key $seed: $ended")
             }
         }
     }
@@ -153,7 +159,7 @@ class SessionTest {
             val platform =
                 object : RoundPlatform(Coordinator()) { override fun now() = 1e9 + random.nextInt(-20, 20) * 31e6 * random.nextInt(2) }
             val ended = runSession(platform, config())
-            assertTrue(ended.outcome == "reported" || ended.reason == "runtime-failed" && "too late" in ended.detail, "$seed: $ended")
+            assertTrue(ended.ending == Ending.REPORTED || ended.reason == "runtime-failed" && "too late" in ended.detail, "$seed: $ended")
         }
     }
 
@@ -171,14 +177,31 @@ class SessionTest {
     fun `a full disk is in the outcome`() {
         val store = object : MemoryStore() { override fun write(changes: Map<String, String?>) = throw StateDamaged("disk full") }
         val ended = runSession(RoundPlatform(Coordinator(), store), config())
-        assertEquals(listOf("failed", "state-unusable", "disk full"), listOf(ended.outcome, ended.reason, ended.detail))
+        assertEquals(listOf(Ending.FAILED, "state-unusable", "disk full"), listOf(ended.ending, ended.reason, ended.detail))
     }
 
     @Test
     fun `a damaged journal begins anew, and says so`() {
         val store = MemoryStore().apply { kept["journal"] = "[{]" }
-        assertEquals("reported", runSession(RoundPlatform(Coordinator(), store), config()).outcome)
-        assertEquals(listOf("journal-lost", "reported"), journal(store).map { it["outcome"] })
+        assertEquals(Ending.REPORTED, runSession(RoundPlatform(Coordinator(), store), config()).ending)
+        assertEquals(listOf(Entry.Kind.JOURNAL_LOST, Entry.Kind.SESSION), journal(store).map { it.kind })
+    }
+
+    @Test
+    fun `the journal tells what other versions of the library wrote, too`() {
+        val later = """{"at":1.5,"outcome":"postponed","detail":"words","more":[1]}"""
+        val early = """{"at":2,"outcome":"reported","examples":3,"retry":{"min_s":1},"retryable":"later"}"""
+        val personal = """{"at":3,"outcome":"failed","reason":"no-model","task":"model digits"}"""
+        val written = listOf(later, early, personal, """{"at":4,"outcome":"personalised"}""", """{"outcome":[]}""")
+        val store = MemoryStore().apply { written.forEachIndexed { place, entry -> kept["journal:$place"] = entry } }
+        store.kept["journal"] = "${written.size}"
+        val found = journal(store)
+        assertEquals(written, found.map { it.toJson() })
+        assertEquals(listOf(Entry.Kind.OTHER, Entry.Kind.SESSION, Entry.Kind.PERSONALISED), found.map { it.kind }.take(3))
+        assertEquals(listOf(Entry.Kind.PERSONALISED, Entry.Kind.OTHER), found.map { it.kind }.drop(3))
+        assertEquals(listOf(null, Outcome(Ending.REPORTED, examples = 3)), found.map { it.outcome }.take(2))
+        assertEquals(listOf(Instant.ofEpochMilli(1500), "words"), found[0].run { listOf(at, detail) })
+        assertEquals(listOf(Ending.FAILED, null), found.drop(2).map { it.outcome?.ending }.take(2))
     }
 
     @Test

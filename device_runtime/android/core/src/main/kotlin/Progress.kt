@@ -1,5 +1,5 @@
 /** How far a session is, for the app. */
-package dev.muster.device.sessions
+package dev.muster.device
 
 /** What a session does, in this order; one that finishes earlier work begins with the last. */
 public enum class Stage { CHECKING_IN, WAITING, FETCHING, TRAINING, SENDING }

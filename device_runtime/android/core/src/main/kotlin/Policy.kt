@@ -1,14 +1,7 @@
 /** The owner's policy as data, which no coordinator can change. The meaning: docs/device.md. */
-package dev.muster.device.permission
+package dev.muster.device
 
-import dev.muster.device.ConfigException
-import dev.muster.device.FormatException
-import dev.muster.device.Json
-import dev.muster.device.PlanRefused
-import dev.muster.device.PolicyForbids
-import dev.muster.device.Target
 import dev.muster.device.wire.publicKey
-import okhttp3.HttpUrl
 import okhttp3.HttpUrl.Companion.toHttpUrlOrNull
 
 /** The most that a device uses within any 24 hours; null is no limit. bytes: down and up together. */
@@ -152,24 +145,3 @@ public data class Policy(
         private fun bad(setting: String, why: String): Nothing = throw ConfigException("$setting: $why")
     }
 }
-
-/** Where a device takes part, and under which policy. */
-internal class Place(override val coordinator: HttpUrl, override val population: String, val policy: Policy) : Target
-
-/** Check a URL, described by `whose`, before the first byte. Throws [PolicyForbids] if required TLS is missing. */
-internal fun checkHttps(policy: Policy, whose: String, url: HttpUrl) {
-    if (policy.requireHttps && !url.isHttps) {
-        throw PolicyForbids("against require_https of this device's policy: $whose is at ${url.scheme}://${url.host}:${url.port}")
-    }
-}
-
-/** The error for a plan that a rule of the policy does not let run. */
-internal fun refused(rule: String, why: String): PlanRefused = PlanRefused("against $rule of this device's policy: $why")
-
-/** What `check` gives; what is not of the form that the specification wants breaks a rule of the policy. */
-internal fun <T> breaking(rule: String, check: () -> T): T =
-    try {
-        check()
-    } catch (error: FormatException) {
-        throw refused(rule, error.message!!)
-    }

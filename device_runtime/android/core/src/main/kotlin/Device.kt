@@ -1,18 +1,37 @@
 /** A device inside an app: its sessions, and the models that it predicts with. */
-package dev.muster.device.sessions
+package dev.muster.device
 
-import dev.muster.device.DeviceException
-import dev.muster.device.ModelRefused
-import dev.muster.device.Platform
-import dev.muster.device.StateInUse
-import dev.muster.device.Stop
-import dev.muster.device.kept.Outcome
-import dev.muster.device.models.Alone
-import dev.muster.device.models.Model
+import dev.muster.device.permission.Place
+import dev.muster.device.sessions.runSession
+import dev.muster.device.sessions.sessionIfDue
+import dev.muster.device.sessions.sessionsForever
+import okhttp3.HttpUrl
 import java.util.WeakHashMap
 import java.util.concurrent.CopyOnWriteArrayList
 import java.util.concurrent.locks.ReentrantLock
 import kotlin.concurrent.withLock
+
+/**
+ * Where and how a device takes part.
+ *
+ * @property waitS seconds to wait to be selected
+ * @property stop once it is set, the session gives up at once
+ */
+public class SessionConfig @JvmOverloads constructor(
+    public val coordinator: HttpUrl,
+    public val population: String,
+    public val policy: Policy = Policy(),
+    public val waitS: Double = 30.0,
+    public val stop: Stop = Stop(),
+) {
+    internal val place = Place(coordinator, population, policy)
+
+    /** Hears how far a session is, on its thread. It must not throw. */
+    internal var progress: (Progress) -> Unit = {}
+
+    /** The same, which another request stops. */
+    internal fun stoppedBy(stop: Stop) = SessionConfig(coordinator, population, policy, waitS, stop).also { it.progress = progress }
+}
 
 /** Gives a platform to one piece of work after the other. */
 internal interface Turns {
@@ -91,7 +110,12 @@ public class Device internal constructor(
     /** The same if the stored time to return has come; null if it has not. */
     public fun runIfDue(stop: Stop): Outcome? = sessionIfDue(platform, config) { runOnce(stop) }
 
-    /** Run sessions at the times that the coordinator names, until `config.stop`: see [dev.muster.device.sessions.runForever]. */
+    /**
+     * Run sessions until `config.stop`, each at a random time in the window that the last outcome names.
+     *
+     * That time is stored and honoured after a restart. While the device's own rules do not hold, they are checked every minute;
+     * [tell] is called once for each reason. Throws [StateDamaged] if nothing can be stored.
+     */
     public fun runForever(tell: (Outcome) -> Unit): Unit = sessionsForever(platform, config, ::runOnce, tell)
 
     /** Close all models: what is kept for them is going away. */

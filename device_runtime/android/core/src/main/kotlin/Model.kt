@@ -4,36 +4,28 @@
  * A version is pending before anything is fetched for it, a trial is counted before it begins, and the version in use is replaced by
  * one write. So a device that is stopped has the old version or the new one, and goes on where it was.
  */
-package dev.muster.device.models
+package dev.muster.device
 
-import dev.muster.device.AssignmentException
-import dev.muster.device.ConfigException
-import dev.muster.device.DeviceException
-import dev.muster.device.ModelClosed
-import dev.muster.device.ModelRefused
-import dev.muster.device.NoModel
-import dev.muster.device.NotAllowedNow
-import dev.muster.device.Platform
-import dev.muster.device.PolicyForbids
 import dev.muster.device.kept.KeptVersion
 import dev.muster.device.kept.ModelKeeper
-import dev.muster.device.kept.Outcome
 import dev.muster.device.kept.Refusal
 import dev.muster.device.kept.writeJournal
-import dev.muster.device.known
+import dev.muster.device.models.Means
+import dev.muster.device.models.Recipe
+import dev.muster.device.models.Version
+import dev.muster.device.models.recipeOf
+import dev.muster.device.models.trained
 import dev.muster.device.permission.AgainstLimits
 import dev.muster.device.permission.Guard
 import dev.muster.device.permission.checkModelRelease
 import dev.muster.device.permission.signedRelease
 import dev.muster.device.permission.withinLimits
-import dev.muster.device.plain
 import dev.muster.device.plans.BlobRef
 import dev.muster.device.plans.encodeVector
 import dev.muster.device.plans.isBlob
 import dev.muster.device.plans.keptRefs
 import dev.muster.device.protocol.Transport
 import dev.muster.device.protocol.Visit
-import dev.muster.device.sessions.SessionConfig
 import dev.muster.device.wire.MODEL_NAME
 import dev.muster.device.wire.ModelRelease
 import dev.muster.device.wire.Signed
@@ -42,6 +34,51 @@ import java.util.Locale
 /** A version whose trial ended this process so often is refused: it would end the app at every start. */
 private const val MOST_TRIALS = 2
 private val NUMBERS = Regex("[0-9]+")
+
+/**
+ * The values of a model's inputs, of n rows, one row after the other: by the name of its field a FloatArray, LongArray, IntArray or
+ * ByteArray, as its type is, or n texts where the plan names a tokenizer.
+ */
+public typealias Inputs = Map<String, Any>
+
+/** A model's outputs by name, for n rows, one row after the other. */
+public class Outputs internal constructor(private val values: Map<String, Any>) {
+    public val names: Set<String> get() = values.keys
+
+    /** The values of an output in an array of its type. Throws IllegalArgumentException when there is none, as the next ones do. */
+    public operator fun get(name: String): Any = requireNotNull(values[name]) { "the model has no output $name; it has $names" }
+
+    /** The values of an output of float32. */
+    public fun floats(name: String): FloatArray = of(name)
+
+    public fun longs(name: String): LongArray = of(name)
+
+    public fun ints(name: String): IntArray = of(name)
+
+    public fun bytes(name: String): ByteArray = of(name)
+
+    private inline fun <reified T> of(name: String): T =
+        requireNotNull(get(name) as? T) { "output $name is ${get(name).javaClass.simpleName}, not ${T::class.java.simpleName}" }
+}
+
+/**
+ * What became of a personal model.
+ *
+ * @property version the released one that it was made from
+ * @property before the mean loss on the examples left out, at the released parameters
+ * @property after the same at the personal ones
+ * @property examples the number of examples trained on
+ * @property leftOut the number of examples left out, to measure on
+ * @property kept whether the personal parameters are used from now on; else the released ones are
+ */
+public data class Personalised(
+    val version: Int,
+    val before: Double,
+    val after: Double,
+    val examples: Int,
+    val leftOut: Int,
+    val kept: Boolean,
+)
 
 /** Does work that needs the platform for itself, or throws `StateInUse`. */
 internal interface Alone {
@@ -138,14 +175,15 @@ public class Model internal constructor(
      */
     public fun personalise(): Personalised =
         visiting { visit ->
-            val entry = Outcome(task = "model $name")
+            val entry = Outcome(task = Entry.MODEL + name)
             try {
                 val (outcome, steps) = made(visit)
-                note(visit, entry.copy(outcome = "personalised", detail = inWords(outcome), examples = outcome.examples, steps = steps))
+                val made = entry.copy(detail = inWords(outcome), examples = outcome.examples, steps = steps)
+                note(visit, made, Entry.Kind.PERSONALISED.text)
                 outcome
             } catch (error: DeviceException) {
                 val failed = entry.failed(error).copy(detail = plain(error.message ?: ""))
-                note(visit, if (error is PolicyForbids || error is NotAllowedNow) failed.copy(outcome = "not-now") else failed)
+                note(visit, if (error is PolicyForbids || error is NotAllowedNow) failed.copy(ending = Ending.NOT_NOW) else failed)
                 throw error
             }
         }
@@ -214,16 +252,17 @@ public class Model internal constructor(
             }
         }
 
-    private fun note(visit: Visit, outcome: Outcome) {
+    private fun note(visit: Visit, outcome: Outcome, kind: String = outcome.ending.text) {
         val moved = visit.transport.moved
-        writeJournal(platform.store, platform.now(), outcome.copy(bytesUp = moved.up, bytesDown = moved.down).members())
+        val entry = outcome.copy(bytesUp = moved.up, bytesDown = moved.down).members() + ("outcome" to kind)
+        writeJournal(platform.store, platform.now(), entry)
     }
 
-    private fun note(outcome: String, detail: String) =
-        writeJournal(platform.store, platform.now(), mapOf("outcome" to outcome, "detail" to detail))
-
     /** Tell the owner that personal parameters are deleted. */
-    private fun noteDropped(why: String) = note("personal-dropped", "the personal parameters of model $name are deleted: $why")
+    private fun noteDropped(why: String) =
+        note(Entry.Kind.PERSONAL_DROPPED, "the personal parameters of model $name are deleted: $why")
+
+    private fun note(kind: Entry.Kind, detail: String) = writeJournal(platform.store, platform.now(), kind, detail)
 
     /** Train the kept version, and use and keep the result if it is better. What came of it, and the steps. */
     private fun made(visit: Visit): Pair<Personalised, Int> {
@@ -333,7 +372,7 @@ public class Model internal constructor(
         // Bytes of the day are more each time.
         val again = before?.takeIf { it.isOf(signed) && it.why.replace(NUMBERS, "") == why.replace(NUMBERS, "") }
         keeper.refuse(again ?: Refusal(signed, platform.engineName, why, final))
-        if (again == null) note("model-refused", "model $name: $why")
+        if (again == null) note(Entry.Kind.MODEL_REFUSED, "model $name: $why")
     }
 
     /** A blob that must be here. Throws [ModelRefused]. */
