@@ -104,6 +104,7 @@ def export_bundle(  # noqa: PLR0913  # what is exported, how, and where it goes
         algorithm=AlgorithmRef(name_of(algorithm), settings),
         compress=str(compression),
         no_predict=no_predict,
+        class_names=model.spec.class_names or UNSET,
         plan=BlobRef.of(blobs[0]),
         state=BlobRef.of(blobs[1]),
         certificate=BlobRef.of(blobs[2]),

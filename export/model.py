@@ -60,6 +60,7 @@ class ModelSpec:
     probabilities); without it the trials of export draw them at random. local: parameters that stay on a client, by
     name or pattern, such as "head.*", for algorithms such as fedper. exact: builds the same module with exact weights,
     where `make` gives some in few bits: the certificate says what these cost. tokenizers: the files that fields name.
+    class_names: of the label's classes, by number, for the bundle.
     """
 
     name: str
@@ -75,6 +76,7 @@ class ModelSpec:
     tokenizers: Sequence[bytes] = ()
     compares: bool = False
     predicts: int | None = None
+    class_names: tuple[str, ...] = ()
 
     def with_local(self, patterns: str) -> ModelSpec:
         """The same model with these local parameters, by commas; with "" those that it has."""

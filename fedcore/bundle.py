@@ -106,7 +106,8 @@ class Certificate(msgspec.Struct, frozen=True):
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     """The server's half of a bundle; the device's half is the plan. compress: the compression of reports, in words.
 
-    no_predict: why the plan has no predict graph; empty where it has one, or none was tried.
+    no_predict: why the plan has no predict graph; empty where it has one, or none was tried. class_names: of the
+    classes of the label, by number, where they were texts.
     """
 
     version: int = MANIFEST_VERSION
@@ -115,6 +116,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     algorithm: AlgorithmRef
     compress: str = ""
     no_predict: str = ""
+    class_names: tuple[str, ...] | UnsetType = UNSET
     plan: BlobRef
     state: BlobRef
     certificate: BlobRef

@@ -18,7 +18,18 @@ from typer.models import OptionInfo
 
 from coordinator.rules.task_settings import TaskSettings
 from fedcore.validation import Setting, build_one, settings_of
-from simulator.configuration import DATA, SimulationConfig, check_names, to_config
+from simulator.configuration import (
+    DATA,
+    DROP_MISSING,
+    INPUT_COLUMNS,
+    TARGET_COLUMN,
+    USER,
+    USER_COLUMN,
+    Columns,
+    SimulationConfig,
+    check_names,
+    to_config,
+)
 from simulator.errors import EngineError
 
 # The two names of a setting: its keyword in Python and in files, and its option in a command. Errors name options.
@@ -250,6 +261,18 @@ def _mapping(options: list[_Option], given: dict[str, Any]) -> dict[str, Any]:
 
 Data = Annotated[Path | None, typer.Option(help=DATA)]
 """The option of a command that reads data sets."""
+UserColumn = Annotated[str, typer.Option("--user", metavar="COLUMN", help=USER_COLUMN)]
+InputColumns = Annotated[str, typer.Option("--inputs", metavar="COLUMNS", help=INPUT_COLUMNS)]
+TargetColumn = Annotated[str, typer.Option("--target", metavar="COLUMN", help=TARGET_COLUMN)]
+DropMissing = Annotated[bool, typer.Option("--drop-missing", help=DROP_MISSING)]
+
+
+def columns_of(user: str, inputs: str, target: str, *, drop_missing: bool) -> Columns:
+    """What the columns of a table mean, by the options of a command. Raises DatasetError."""
+    named = tuple(name.strip() for name in inputs.split(",")) if inputs else ()
+    return Columns(user=user or USER, inputs=named, target=target, drop_missing=drop_missing)
+
+
 with_simulation_settings = with_settings(SimulationConfig, spread=("secagg",), defaults={"model": None})
 """Have a command take the settings of a simulation as options; its parameter `settings` gets those given."""
 
@@ -273,8 +296,11 @@ def configuration(files: Sequence[Path], settings: Mapping[str, Any]) -> Simulat
         create(algorithm, values.get("settings"), [module_of(algorithm)])
     if "plan" in values:
         values = _completed(values)
-    if "model" not in values:
-        raise typer.BadParameter("name a model, for instance --model mlp, or a plan with --plan", param_hint="--model")
+    if "model" not in values and not values.get("inputs"):
+        words = (
+            "name a model, as --model mlp, or a plan with --plan; or the columns of a table, with --inputs and --target"
+        )
+        raise typer.BadParameter(words, param_hint="--model")
     return to_config(values)
 
 

@@ -123,7 +123,7 @@ def audit(config: SimulationConfig, canaries: int, *, noisy: bool = True) -> Aud
     """
     if not config.privacy.asked or config.privacy.poisson or config.secagg is not None:
         raise EngineError("an audit needs a private simulation without Poisson sampling and masks")
-    users = datasets.load(config.dataset, config.data).split(config.held_out, config.seed)
+    users = datasets.load(config.dataset, config.data, columns=config.columns).split(config.held_out, config.seed)
     promise = promise_of(config.privacy, len(users[0]), Cohorts(config.cohort), config.rounds)
 
     def make(size: int) -> Canaries:

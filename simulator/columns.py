@@ -84,14 +84,26 @@ def label_in(fields: Mapping[str, object]) -> str:
     return "y" if "y" in fields else "label"
 
 
+def numbered(shards: Sequence[dict[str, Array]], name: str) -> tuple[str, ...]:
+    """Number the texts in a field of all shards, in their order, in place; gives the texts. Numbers stay: ()."""
+    columns = [shard[name] for shard in shards]
+    if not any(column.dtype.kind in "UO" for column in columns):
+        return ()
+    texts, codes = np.unique(np.concatenate(columns).astype(str), return_inverse=True)
+    ends = np.cumsum([len(column) for column in columns])
+    for shard, own in zip(shards, np.split(codes.astype(np.int64), ends[:-1]), strict=True):
+        shard[name] = own
+    return tuple(texts.tolist())
+
+
 def check_labels(fields: Mapping[str, Array], whose: str) -> None:
     """Raise DatasetError for texts as labels: their bytes would be taken for classes."""
     name = label_in(fields)
     if name in fields and fields[name].dtype.kind in "UO" and len(fields[name]):
         first = fields[name].tolist()[0]
         raise DatasetError(
-            f"{whose}field {name!r} holds texts, {first!r} in row 0; labels are numbers: number the classes from 0, as "
-            "pandas.factorize does"
+            f"{whose}field {name!r} holds texts, {first!r} in row 0; labels are numbers: name the column as the "
+            "target (--target), which numbers its texts, or number the classes from 0"
         )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias, get_args
@@ -12,9 +12,9 @@ import msgspec
 from coordinator.rules.task_settings import Secagg
 from fedcore.privacy.settings import BANDS, DELTA, Mechanism, WholeFromOne
 from fedcore.schedule import ServerSchedule
-from fedcore.validation import Count, NotNegative, build, check, checked, own_name, setting
+from fedcore.validation import Count, NotNegative, build, check, checked, offered, own_name, setting
 from simulator.engines import Wanted
-from simulator.errors import EngineError
+from simulator.errors import DatasetError, EngineError
 
 # Baselines of studies, by name: what federated training is compared with, on the same users and examples.
 #
@@ -50,12 +50,21 @@ _FINE_TUNE = (
     "nothing of it stays."
 )
 _DATASET = (
-    "A data set by name (`muster data list`), package.module:function, file.py:function, or a path to npz or Parquet "
-    "files."
+    "A data set by name (`muster data list`), package.module:function, file.py:function, or a path to npz, CSV or "
+    "Parquet files, or to a folder of save_to_disk."
+)
+USER_COLUMN = "Of your own table: the column of users; by default user."
+INPUT_COLUMNS = "Its columns of numbers that a model reads, by commas, or one of texts."
+TARGET_COLUMN = "Its column to predict; texts are numbered in their order."
+DROP_MISSING = "Leave out its rows that lack a value; else the first is refused by name."
+_STANDARDISE = (
+    "Have the model read x less its mean, over its deviation, which the training users have; done of itself for a "
+    "table without a model, which gets mlp."
 )
 _PARTITION = (
-    "How examples are dealt to clients: dirichlet:ALPHA, pachinko:ALPHA,BETA, shards:PER_CLIENT, quantity:BETA or "
-    "shuffled; by default by user, or dirichlet:0.3 where there are no users."
+    "How examples are dealt to clients: natural (by user), dirichlet:ALPHA, pachinko:ALPHA,BETA, shards:PER_CLIENT, "
+    "which is pathological too, quantity:BETA, linear, exponential:RATIO or shuffled; by default by user, or "
+    "dirichlet:0.3 where there are no users."
 )
 _BASELINE = (
     "What to run instead of federated training: pooled (one client has all examples), local (every user alone), or an "
@@ -82,6 +91,44 @@ _PLAN = (
     "compression. model and algorithm then say where your own are imported from."
 )
 _START = "A file with the model to start from, as runs and `muster task checkpoint` write it; by default a random one."
+
+
+USER = "user"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Columns:
+    """What the columns of a table mean. Raises DatasetError for inputs without a target, or the reverse.
+
+    user: the column of users. inputs: columns of numbers, which become `x`, or one of texts, which becomes `text`.
+    target: the column that becomes `y`, or `label` beside texts; texts are numbered in their order. Without the two,
+    every column is a field by its own name. drop_missing: leave out the rows that lack a value of those columns.
+    """
+
+    user: str = USER
+    inputs: tuple[str, ...] = ()
+    target: str = ""
+    drop_missing: bool = False
+
+    def __post_init__(self) -> None:
+        if bool(self.inputs) != bool(self.target):
+            there, missing = ("inputs", "target") if self.inputs else ("target", "inputs")
+            raise DatasetError(f"{there} needs {missing} too: the columns that a model reads, and the one it predicts")
+        named = [self.user, *self.inputs, self.target]
+        twice = [name for name in named if named.count(name) > 1]
+        if self.inputs and twice:
+            raise DatasetError(f"column {twice[0]!r} is named twice among user, inputs and target")
+
+    def read(self, names: Sequence[str], where: str) -> list[str]:
+        """Those of a table's columns that are read. Raises DatasetError for one that is not there."""
+        wanted = [*([] if self.user == USER else [self.user]), *self.inputs, *([self.target] if self.inputs else [])]
+        absent = next((name for name in wanted if name not in names), None)
+        if absent is not None:
+            raise DatasetError(f"{where} has no column {absent!r}; {offered(absent, names)}")
+        return [name for name in names if not self.inputs or name == self.user or name in wanted]
+
+
+EVERY_COLUMN = Columns()
 
 
 @checked(EngineError)
@@ -137,6 +184,14 @@ class SimulationConfig:
     local: Annotated[str, setting(LOCAL)] = ""
     dataset: Annotated[str, setting(_DATASET)] = "digits"
     data: Annotated[Path, setting(DATA)] | None = None
+    user: Annotated[str, setting(USER_COLUMN)] = ""
+    inputs: Annotated[
+        tuple[Annotated[str, msgspec.Meta(min_length=1)], ...],
+        setting(INPUT_COLUMNS, allowed="names of columns"),
+    ] = ()
+    target: Annotated[str, setting(TARGET_COLUMN)] = ""
+    drop_missing: Annotated[bool, setting(DROP_MISSING)] = False
+    standardise: Annotated[bool, setting(_STANDARDISE)] = False
     partition: Annotated[str, setting(_PARTITION)] | None = None
     clients: (
         Annotated[WholeFromOne, setting("Number of clients, by default all; without partition, a sample of users.")]
@@ -195,12 +250,21 @@ class SimulationConfig:
         if self.privacy.asked:
             self._check_private()
 
+    @property
+    def columns(self) -> Columns:
+        """What the columns of its table mean. Raises DatasetError."""
+        return Columns(
+            user=self.user or USER, inputs=tuple(self.inputs), target=self.target, drop_missing=self.drop_missing
+        )
+
     def _check_plan(self) -> None:
         if self.plan is not None and (self.baseline is not None or self.engine == "torch"):
             other = f"the engine {self.engine}" if self.baseline is None else f"the baseline {self.baseline}"
             raise EngineError(f"a plan trains by its own graphs, not by {other}; leave one of them out")
         if self.plan is not None and self.start is not None:
             raise EngineError("a plan has its own initial state; leave start out, or the plan")
+        if self.plan is not None and self.standardise:
+            raise EngineError("a plan reads its inputs as it does; leave standardise out, or the plan")
         if self.plan is not None and self.local:
             raise EngineError("a plan has its own local parameters; leave local out, or the plan")
 
@@ -242,9 +306,13 @@ class SimulationConfig:
 
 
 def to_config(values: Mapping[str, Any]) -> SimulationConfig:
-    """A configuration from plain values, such as a TOML file has. Raises EngineError naming the option."""
+    """A configuration from plain values, such as a TOML file has. Raises EngineError naming the option.
+
+    A table whose inputs are named gets the model mlp, which standardises them, unless there is a model.
+    """
     check_names(values)
-    return build(SimulationConfig, without_numpy(dict(values)))
+    of_table = TABLE_MODEL if values.get("inputs") and not values.keys() & {"model", "plan"} else {}
+    return build(SimulationConfig, of_table | without_numpy(dict(values)))
 
 
 def check_names(values: Mapping[str, Any]) -> None:
@@ -264,6 +332,8 @@ def without_numpy(value: Any) -> Any:
     return value.item() if getattr(value, "ndim", None) == 0 else value
 
 
+TABLE_MODEL: Mapping[str, Any] = {"model": "mlp", "standardise": True}
+"""What a table gets whose inputs are named, without a model."""
 SUITED: Mapping[str, Mapping[str, Any]] = {
     # With batches of 20 and steps of 0.1, the defaults, it predicts only spaces for dozens of rounds. The batch size is
     # from Reddi et al. 2021, Table 5.

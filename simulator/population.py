@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from fedcore.errors import facts_of
 from fedcore.plan import ExampleSpec, Field
-from simulator.columns import check_labels, float32_of, int64_of, label_in, names_of
+from simulator.columns import check_labels, float32_of, int64_of, label_in, names_of, numbered
 from simulator.errors import DatasetError, EngineError
 
 if TYPE_CHECKING:
@@ -32,13 +32,16 @@ class Population:
     (clients + 1,), where each client begins. classes: the integers in `y`, or in `label` beside texts, lie in
     0 … classes − 1, and where `y` is a sequence of tokens those in `x` too. They follow from the data if not given, and
     a subset keeps them; None if there are no such integers. Raises DatasetError when the data have more, or more than
-    MOST_CLASSES, and for a field without a row for each example, or with empty rows.
+    MOST_CLASSES, and for a field without a row for each example, or with empty rows. class_names: of classes that a
+    table had as texts. dropped: the rows of the table that were left out, as they lacked a value.
     """
 
     clients: tuple[str, ...]
     fields: Mapping[str, Array]
     starts: NDArray[np.int64]
     classes: int | None = None
+    class_names: tuple[str, ...] = ()
+    dropped: int = 0
 
     def __post_init__(self) -> None:
         examples = int(self.starts[-1])
@@ -105,7 +108,13 @@ class Population:
 
     @classmethod
     def of(
-        cls, clients: Sequence[str], shards: Sequence[Mapping[str, Array]], classes: int | None = None
+        cls,
+        clients: Sequence[str],
+        shards: Sequence[Mapping[str, Array]],
+        classes: int | None = None,
+        *,
+        class_names: tuple[str, ...] = (),
+        dropped: int = 0,
     ) -> Population:
         """Concatenate clients' shards, which have the same fields. Arrays of texts become bytes.
 
@@ -119,7 +128,7 @@ class Population:
         names = list(shards[0])
         starts = np.concatenate([[0], np.cumsum([len(shard[names[0]]) for shard in shards])]).astype(np.int64)
         fields = {name: _joined([shard[name] for shard in shards]) for name in names}
-        return cls(tuple(clients), fields, starts, classes)
+        return cls(tuple(clients), fields, starts, classes, class_names, dropped)
 
     @classmethod
     def from_frame(
@@ -128,19 +137,20 @@ class Population:
         *,
         user: str,
         inputs: str | Sequence[str],
-        label: str,
+        target: str,
         shape: Sequence[int] | None = None,
+        drop_missing: bool = False,
     ) -> Population:
         """The population of a table of pandas with a row for each example.
 
         user: the column that says whose the example is; users keep the order in which they first come. inputs: columns
-        of numbers, which become `x`, float32 (N, columns), or `(N, *shape)`. label: a column that becomes `y`, int64
-        for whole numbers (classes) and booleans, else float32. Raises DatasetError, naming column and row, for a column
-        that is missing or holds something else than finite numbers, for a whole number that float32 would round or
-        int64 cannot hold, for a row without a user, and for a user without rows.
+        of numbers, which become `x`, float32 (N, columns), or `(N, *shape)`. target: a column that becomes `y`, int64
+        for whole numbers (classes), booleans and texts, which are numbered in their order, else float32. drop_missing:
+        leave out rows that lack one of these. Raises DatasetError, naming column and row, for a column that is missing
+        or holds something else than finite numbers, for a whole number that float32 would round or int64 cannot hold,
+        for a row without a user, and for a user without rows.
         """
-
-        return population_of(frame, user, inputs, label, shape)
+        return population_of(frame, user, inputs, target, shape, drop_missing=drop_missing)
 
     def shard(self, client: int) -> dict[str, Array]:
         """One client's examples."""
@@ -160,7 +170,7 @@ class Population:
         _check_clients(names, [len(own) for own in rows])
         taken, starts = np.concatenate(rows), np.cumsum([0, *map(len, rows)])
         fields = {name: array[taken] for name, array in self.fields.items()}
-        return Population(tuple(names), fields, starts, self.classes)
+        return replace(self, clients=tuple(names), fields=fields, starts=starts)
 
     def spread(self, count: int) -> Population:
         """`count` clients, by dividing the examples of some among several: a person with several devices.
@@ -190,7 +200,7 @@ class Population:
 
     def pooled(self) -> Population:
         """The population of one client that holds all examples."""
-        return Population(("everybody",), self.fields, self.starts[[0, -1]], self.classes)
+        return replace(self, clients=("everybody",), starts=self.starts[[0, -1]])
 
     def split_examples(self, held_out: float, seed: int | None) -> tuple[Population, Population]:
         """The same users with some of their examples, and with the others, which are held out; at least one each.
@@ -225,7 +235,7 @@ class Population:
             raise DatasetError(f"no example is left of a share of {spec.hold_out.share:g}, {spec.hold_out.side}")
         names = tuple(name for name, size in zip(self.clients, sizes, strict=True) if size)
         fields = {name: array[kept] for name, array in self.fields.items()}
-        return Population(names, fields, np.concatenate([[0], np.cumsum(sizes[sizes > 0])]), self.classes)
+        return replace(self, clients=names, fields=fields, starts=np.concatenate([[0], np.cumsum(sizes[sizes > 0])]))
 
     def sample(self, cohort: int, seed: int, round_number: int) -> list[int]:
         """A uniform cohort without replacement; its order gives the slots.
@@ -330,7 +340,13 @@ def draw(total: int, count: int, seed: int, number: int = 0) -> list[int]:
 
 
 def population_of(
-    frame: pd.DataFrame, user: str, inputs: str | Sequence[str], label: str, shape: Sequence[int] | None
+    frame: pd.DataFrame,
+    user: str,
+    inputs: str | Sequence[str],
+    target: str,
+    shape: Sequence[int] | None,
+    *,
+    drop_missing: bool,
 ) -> Population:
     """As `Population.from_frame`."""
     if not all(hasattr(frame, name) for name in ("columns", "duplicated", "loc")):
@@ -339,9 +355,14 @@ def population_of(
     shape = (len(names),) if shape is None else tuple(shape)
     if not names or math.prod(shape) != len(names):
         raise DatasetError(f"{len(names)} columns of inputs do not fill an example of shape {list(shape)}")
-    columns = {name: _column(frame, name) for name in (user, *names, label)}
-    if not len(frame):
-        raise DatasetError("the frame has no rows")
+    columns = {name: _column(frame, name) for name in (user, *names, target)}
+    rows = len(frame)
+    if drop_missing:
+        whole = ~np.any([column.isna().to_numpy() for column in columns.values()], 0)
+        columns = {name: column[whole] for name, column in columns.items()}
+    left = len(columns[user])
+    if not left:
+        raise DatasetError("the frame has no rows" + (", each of which has all values" if rows else ""))
     codes, users = columns[user].factorize()
     if codes.min() < 0:
         raise DatasetError(
@@ -353,9 +374,11 @@ def population_of(
     raw = np.asarray(users if np.asarray(users).dtype.kind not in "Mm" else users.astype(object))
     called = names_of(raw, f"column {user!r}", firsts.tolist())
     x = np.stack([_float32(_numbers(columns[name], name), name) for name in names], 1)
-    fields = {"x": x.reshape(len(frame), *shape), "y": _label(columns[label], label)}
-    shards = np.split(order, np.cumsum(np.bincount(codes))[:-1])
-    return Population.of(called, [{name: array[rows] for name, array in fields.items()} for rows in shards])
+    fields = {"x": x.reshape(left, *shape), "y": _target(columns[target], target)}
+    classes = numbered([fields], "y")
+    each = np.split(order, np.cumsum(np.bincount(codes))[:-1])
+    shards = [{name: array[of_user] for name, array in fields.items()} for of_user in each]
+    return Population.of(called, shards, len(classes) or None, class_names=classes, dropped=rows - left)
 
 
 def _column(frame: pd.DataFrame, name: str) -> Any:
@@ -403,7 +426,9 @@ def _float32(values: NDArray[Any], name: str) -> NDArray[np.float32]:
     return float32_of(values, f"column {name!r}", remedy)
 
 
-def _label(column: Any, name: str) -> NDArray[Any]:
-    """Labels: whole numbers, which are classes, or others."""
+def _target(column: Any, name: str) -> NDArray[Any]:
+    """Labels: texts or whole numbers, which are classes, or others."""
+    if len(column) and column.map(lambda value: isinstance(value, str)).all():
+        return np.asarray(column.to_numpy(object))
     values = _numbers(column, name, f"pandas.factorize(frame[{name!r}])[0]")
     return _float32(values, name) if values.dtype.kind == "f" else int64_of(values, f"column {name!r}")

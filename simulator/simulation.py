@@ -16,9 +16,14 @@ import functools
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from export.model import Model, ModelSpec
 from export.models import check_name as check_model_name, load as load_model
+from export.normalising import Normaliser
 from fedcore.algorithms import create, module_of, name_of, settings_of
 from fedcore.algorithms.algorithm import Algorithm, check_two_trips
 from fedcore.algorithms.check import check
@@ -34,7 +39,7 @@ from fedcore.privacy.accounting import check_private
 from simulator import datasets
 from simulator.configuration import SUITED, SimulationConfig
 from simulator.datasets.bundled import verified
-from simulator.datasets.partitions import read_partition
+from simulator.datasets.partitions import NATURAL, read_partition
 from simulator.engine import CompressedReports, Engine
 from simulator.engines import Wanted
 from simulator.engines.choice import check_model, choose
@@ -107,7 +112,8 @@ class SimulationResult:
     such. rounds: how many ran; `ended_by` says why no more. excluded: reports of clients that rounds left out because
     they were not finite. figures: of the last round of an evaluation; empty for a training. epsilon: what private
     rounds spent at their δ, which `privacy.spent(rounds)` computes again. diverged: the first round whose loss
-    exploded, and what to try; None if none did.
+    exploded, and what to try; None if none did. class_names, dropped: as of the population (`Population`).
+    standardised: whether the model standardises its inputs, by the training users.
     """
 
     model: str
@@ -135,6 +141,9 @@ class SimulationResult:
     curve: list[Point]
     params_sha256: str
     diverged: str | None = None
+    class_names: tuple[str, ...] = ()
+    dropped: int = 0
+    standardised: bool = False
 
     def __repr__(self) -> str:
         return f"SimulationResult({self.words})"
@@ -185,11 +194,11 @@ def advance(config: SimulationConfig, training: Training, course: list[Point], o
             point |= measured(training.measure(number), training.test)
         course.append(point)
         on_round(number, point)
-    return result_of(config, course, ended_by, training.facts, len(training.test), training.digest())
+    return result_of(config, course, ended_by, training.facts, training.test, training.digest())
 
 
 def result_of(
-    config: SimulationConfig, course: Sequence[Point], ended_by: Ending, facts: Facts, test_users: int, digest: str
+    config: SimulationConfig, course: Sequence[Point], ended_by: Ending, facts: Facts, test: Population, digest: str
 ) -> SimulationResult:
     """The result of a training with that course, whose last point must be measured. digest: of what was trained."""
     last = course[-1]
@@ -203,7 +212,7 @@ def result_of(
         figures={name: value for name, value in last.items() if name.startswith(f"{facts.algorithm}.")},
         epsilon=last.get("epsilon"),
         seed=config.seed,
-        test_users=test_users,
+        test_users=len(test),
         test_loss=last[LOSS],
         test_accuracy=last.get(ACCURACY),
         user_mean=last[USER_MEAN],
@@ -211,6 +220,9 @@ def result_of(
         curve=[point for point in course if LOSS in point],
         params_sha256=digest,
         diverged=Watch(course).words,
+        class_names=test.class_names,
+        dropped=test.dropped,
+        standardised=config.standardise,
         **asdict(facts),
     )
 
@@ -222,8 +234,8 @@ def completed(config: SimulationConfig, given: Overrides = Overrides()) -> Simul
     """
     config = given.named(config)
     if given.users is None:
-        datasets.describe(config.dataset)
-    if config.partition is not None:
+        datasets.describe(config.dataset, config.columns)
+    if config.partition not in (None, NATURAL):
         read_partition(config.partition)
     if config.baseline not in METHODS and given.model is None:
         check_model_name(config.model)
@@ -340,6 +352,9 @@ def _model(
     """The model, and the users with examples that it reads."""
     if plan is None:
         spec = given.model or load_model(config.model, users.shape, users.classes)
+        if config.standardise:
+            spec = _standardising(spec, _split(config, users)[0])
+        spec = replace(spec, class_names=users.class_names or spec.class_names)
         model = Model(spec.with_local(config.local), config.seed)
     else:
         model = plan.model(given.model or config.model, config.seed)
@@ -350,6 +365,16 @@ def _model(
     users = with_tokens(users, model.spec)
     users.check(model.spec.fields)
     return model, users
+
+
+def _standardising(spec: ModelSpec, train: Population) -> ModelSpec:
+    """The model behind the mean and the deviation of the training examples' `x`. Raises EngineError without numbers."""
+    x: NDArray[Any] = train.fields.get("x", np.zeros(0, np.int64))
+    if x.dtype.kind != "f":
+        raise EngineError("standardise needs numbers in the field x, which the model reads")
+    mean, deviation = (find(x, axis=0, dtype=np.float64).ravel() for find in (np.mean, np.std))
+    constant = (x.max(0) == x.min(0)).ravel()
+    return Normaliser("x", tuple(mean.tolist()), tuple(np.where(constant, 1, deviation).tolist())).before(spec)
 
 
 def _compare_with(training: EngineTraining, other_D: Float32, algorithm: Algorithm) -> None:
@@ -403,7 +428,7 @@ def _drawn(config: SimulationConfig, size: int) -> Cohorts:
 
 
 def _users(config: SimulationConfig) -> Population:
-    return datasets.load(config.dataset, config.data, config.clients, config.partition)
+    return datasets.load(config.dataset, config.data, config.clients, config.partition, config.columns)
 
 
 def _algorithm(config: SimulationConfig) -> Algorithm:

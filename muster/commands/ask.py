@@ -17,12 +17,23 @@ from fedcore.validation import build
 from muster import asking
 from muster.commands.stores import Blobs, Database, Remote, given_again, open_store
 from muster.commands.task import signer
-from muster.options import Data, ReleaseKey, option_of, with_settings
+from muster.options import (
+    Data,
+    DropMissing,
+    InputColumns,
+    ReleaseKey,
+    TargetColumn,
+    UserColumn,
+    columns_of,
+    option_of,
+    with_settings,
+)
 from muster.output import Json, doing, emit, loading, remark, say, say_next, show_fields, show_table
 
 if TYPE_CHECKING:
     from export.questions.heavy_hitters import AnyQuestion
     from fedcore.questions.answer import Answer
+    from simulator.configuration import Columns
 
 
 STANDARD_OUTPUT = Path("-")
@@ -149,6 +160,10 @@ def ask(  # one option for each choice
     formats: Formats = None,
     dataset: Dataset = None,
     data: Data = None,
+    user: UserColumn = "",
+    inputs: InputColumns = "",
+    target: TargetColumn = "",
+    drop_missing: DropMissing = False,
     task: OfTask = None,
     timeout: Timeout = asking.TIMEOUT_S,
     explain: Explain = False,
@@ -183,7 +198,8 @@ def ask(  # one option for each choice
         raise typer.BadParameter("ask something, or read an answer with --task", param_hint="QUESTION")
     terms = asking.Terms(minimum_devices, epsilon is not None, "secagg" in settings)
     if dataset is not None:
-        return _of_dataset(question, terms, (dataset, data), settings, (epsilon, delta), outlet, explain=explain)
+        source = Source(dataset, data, columns_of(user, inputs, target, drop_missing=drop_missing))
+        return _of_dataset(question, terms, source, settings, (epsilon, delta), outlet, explain=explain)
     if "population" not in settings:
         raise typer.BadParameter("name the population, or a data set with --dataset", param_hint="--population")
     privacy = None if epsilon is None else asking.promise_of(epsilon, delta, users)
@@ -202,6 +218,14 @@ def ask(  # one option for each choice
         words = "a secure question is released by a signature: name the key, or write the plan with --write FOLDER"
         raise typer.BadParameter(words, param_hint="--release-key")
     return _asked(where, order, timeout, outlet)
+
+
+class Source(NamedTuple):
+    """A data set, the folder that holds it, and what its columns mean."""
+
+    name: str
+    data: Path | None
+    columns: Columns
 
 
 class Order(NamedTuple):
@@ -281,7 +305,7 @@ def typed(settings: Mapping[str, Any]) -> list[str]:
 def _of_dataset(
     question: Sequence[str],
     terms: asking.Terms,
-    source: tuple[str, Path | None],
+    source: Source,
     settings: Mapping[str, Any],
     promise: tuple[float | None, float | None],
     outlet: Outlet,
@@ -295,11 +319,11 @@ def _of_dataset(
         from simulator.planned import ask_population
     with doing("ask") as note:
         note("load the data")
-        population = datasets.load(*source, None, None)
-        fields = asking.fields_in(population, f"data set {source[0]}")
+        population = datasets.load(source.name, source.data, columns=source.columns)
+        fields = asking.fields_in(population, f"data set {source.name}")
         asked = asking.compiled(question, fields, terms)
         if explain:
-            given = {"population": source[0], "goal": len(population)}
+            given = {"population": source.name, "goal": len(population)}
             privacy = None if promise[0] is None else asking.promise_of(promise[0], promise[1], len(population))
             order = Order(asked, asking.settings_of_question(asked, given, privacy), ["onnx"])
             return _explain(order, fields.source, outlet.json)

@@ -12,7 +12,15 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from muster import output
-from muster.options import Data, parse_key_values
+from muster.options import (
+    Data,
+    DropMissing,
+    InputColumns,
+    TargetColumn,
+    UserColumn,
+    columns_of,
+    parse_key_values,
+)
 from muster.project import make_project
 
 if TYPE_CHECKING:
@@ -144,6 +152,10 @@ def show_dataset(
         str, typer.Argument(help="A data set of the list, package.module:function, file.py:function, or a path.")
     ],
     data: Data = None,
+    user: UserColumn = "",
+    inputs: InputColumns = "",
+    target: TargetColumn = "",
+    drop_missing: DropMissing = False,
     partition: Annotated[str | None, typer.Option(help="How examples are dealt to clients, as dirichlet:0.3.")] = None,
     clients: Annotated[int | None, typer.Option(min=1, help="To how many clients, or how many of the users.")] = None,
     out: Annotated[
@@ -159,16 +171,19 @@ def show_dataset(
     from simulator import datasets
     from simulator.datasets import facts_of
 
-    if data is None and datasets.describe(name).on_disk:
+    columns = columns_of(user, inputs, target, drop_missing=drop_missing)
+    if data is None and datasets.describe(name, columns).on_disk:
         return output.answer(_source(name), json)
-    users = datasets.load(name, data, clients, partition)
+    users = datasets.load(name, data, clients, partition, columns)
     if out is not None:
         _draw(users, name if partition is None else f"{name}, {partition}", out)
     facts = facts_of(users)
     if json:
         return output.emit(facts)
     shown = asdict(facts)
-    del shown["labels"]
+    del shown["labels"], shown["class_names"]
+    if not facts.dropped:
+        del shown["dropped"]
     output.show_fields(shown)
     for line in _histogram(facts):
         output.say(line)
@@ -240,7 +255,8 @@ def _histogram(facts: PopulationFacts) -> list[str]:
     for label in sorted(ranked[:SHOWN]):
         count = facts.labels[label]
         bar = "█" * round(BAR * count / max(largest, 1))
-        lines.append(f"{label:>{max(width[0], 5)}}  {count:>{width[1]},}  {bar}".rstrip())
+        name = f"  {facts.class_names[label]}" if facts.class_names else ""
+        lines.append(f"{label:>{max(width[0], 5)}}  {count:>{width[1]},}  {bar}{name}".rstrip())
     if rest:
         lines.append(f"and {len(rest):,} more, {facts.labels[rest[-1]]:,} to {facts.labels[rest[0]]:,} times each")
     return lines

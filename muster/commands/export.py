@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from fedcore.compression import Compression
     from fedcore.plan import Field, PassPlan, Plan
     from fedcore.signing import SigningKey
+    from simulator.configuration import SimulationConfig
 
 plan_app = typer.Typer(
     no_args_is_help=True, rich_markup_mode=None, help="Look into a plan bundle, check one, or sign it."
@@ -45,6 +46,10 @@ Normalise = Annotated[
     list[Path] | None,
     typer.Option(metavar="FILE", help="Normalise an input: --json of `muster ask normaliser`; may be repeated."),
 ]
+OfRun = Annotated[
+    Path | None,
+    typer.Option(metavar="DIR", help="The model, sized for its data, and the algorithm of a run of `muster simulate`."),
+]
 
 
 def export(
@@ -63,6 +68,7 @@ def export(
     on_held_out_examples: Annotated[bool, typer.Option("--on-held-out-examples", help=ON_HELD_OUT)] = False,
     local: Annotated[str, typer.Option(metavar="PATTERNS", help=LOCAL)] = "",
     normalise: Normalise = None,
+    run: OfRun = None,
     force: Annotated[bool, typer.Option("--force", help="Replace the plan that is in the folder.")] = False,
     json: Json = False,
 ) -> None:
@@ -78,7 +84,13 @@ def export(
     from fedcore.algorithms import module_of
 
     # Wrong options are reported before torch is loaded, which takes seconds.
-    chosen, compression = _checked(algorithm, settings, compress)
+    named = model or named if model is None or named is None else _both(model)
+    config = None if run is None else _config_of(run, named or (every and "--all") or (list_models and "--list"))
+    given = parse_key_values(settings)
+    if config is not None:
+        algorithm, given = config.algorithm, dict(config.settings) | given
+        named, compress, local = config.model, compress or config.compress, local or config.local
+    chosen, compression = _checked(algorithm, given, compress)
     from fedcore.batching import HoldOut
 
     hold_out = HoldOut.asked(hold_out_examples, on_held_out=on_held_out_examples)
@@ -89,10 +101,7 @@ def export(
 
     if list_models:
         return _list(json)
-    if named is not None and model is not None:
-        raise typer.BadParameter(f"the model is {model} already; leave one of them out", param_hint="--model")
-    model = model or named
-    if every == (model is not None):
+    if every == (named is not None):
         raise typer.BadParameter("name a model or pass --all; --list shows the built-in ones", param_hint="MODEL")
     from fedcore.signing import SigningKey
     from fedcore.validation import own_name
@@ -101,20 +110,38 @@ def export(
     if every and normalise:
         raise typer.BadParameter("name the one model whose input it is", param_hint="--normalise")
     form = tuple(formats or (FORMATS if every else ("onnx",)))
-    order = _Order(chosen, form, seed, key, compression, hold_out, local, tuple(normalise or ()))
-    if model is not None:
-        _describe(_exported(order, own_name(model), out)[0], json)
+    order = _Order(chosen, form, seed, key, compression, hold_out, local, tuple(normalise or ()), config)
+    if named is not None:
+        _describe(_exported(order, own_name(named), out)[0], json)
         return None if json else _say_next(out, module_of(algorithm))
     for name in () if force else MODELS:
         _refuse_to_replace(out / name)
     return _export_all(order, out, json)
 
 
-def _checked(algorithm: str, settings: list[str] | None, compress: str) -> tuple[Algorithm, Compression]:
+def _both(model: str) -> str:
+    raise typer.BadParameter(f"the model is {model} already; leave one of them out", param_hint="--model")
+
+
+def _config_of(run: Path, other: str | bool | None) -> SimulationConfig:
+    """The configuration of a run, whose model is exported. other: what names another. Raises BadParameter, RunError."""
+    from simulator.runs.reading import read_config
+
+    if other:
+        raise typer.BadParameter(f"the run names the model; leave {other} out", param_hint="--run")
+    config = read_config(run)
+    if config.plan is not None:
+        raise typer.BadParameter(f"the run trained the plan in {config.plan}, which is there", param_hint="--run")
+    if config.baseline is not None:
+        raise typer.BadParameter(f"the run is the baseline {config.baseline}, which no device runs", param_hint="--run")
+    return config
+
+
+def _checked(algorithm: str, settings: dict[str, Any], compress: str) -> tuple[Algorithm, Compression]:
     """The algorithm and the compression that were named, for devices."""
     from fedcore.algorithms import create, module_of
 
-    chosen = create(algorithm, parse_key_values(settings), [module_of(algorithm)])
+    chosen = create(algorithm, settings, [module_of(algorithm)])
     from fedcore.compression import Compression  # loads NumPy
 
     return chosen, Compression.parse(compress)
@@ -156,6 +183,7 @@ class _Order:
     hold_out: HoldOut | None
     local: str
     normalise: tuple[Path, ...] = ()
+    run: SimulationConfig | None = None
 
 
 def _exported(order: _Order, model: str, out: Path) -> tuple[Bundle, dict[str, float]]:
@@ -177,7 +205,13 @@ def _exported(order: _Order, model: str, out: Path) -> tuple[Bundle, dict[str, f
             current, since = form, process_time()
             bar.update(task, note=f"{form} {doing}".strip())
 
-        source = Model(normalised(load(model).with_local(order.local), order.normalise), order.seed)
+        if order.run is None:
+            spec = load(model)
+        else:
+            from simulator.simulation import model_of
+
+            spec = model_of(order.run).spec
+        source = Model(normalised(spec.with_local(order.local), order.normalise), order.seed)
         for path in untrained(source.module):
             remark(f"warning: the statistics of {path} were never trained: means are 0 and variances 1; load them")
         made = source, order.algorithm, out, model, order.formats, note
@@ -328,6 +362,7 @@ def _describe(bundle: Bundle, json: bool) -> None:
         "hold_out": plan.examples.hold_out,
         "predict": {item.name: kind_of(item) for item in plan.predict.outputs} if plan.predict else None,
         **({"no_predict": manifest.no_predict} if manifest.no_predict else {}),
+        **({"class_names": manifest.class_names} if manifest.class_names else {}),
         "parity_l2": bundle.certificate.worst,
         **_of_bits(bundle.certificate),
         "plan_sha256": manifest.plan.sha256,

@@ -17,7 +17,18 @@ import msgspec
 import typer
 
 from muster.options import configuration, with_simulation_settings
-from muster.output import Json, emit, latex, loading, plain_markdown, progress, remark, show_fields, show_table
+from muster.output import (
+    Json,
+    emit,
+    latex,
+    loading,
+    plain_markdown,
+    progress,
+    remark,
+    say_next,
+    show_fields,
+    show_table,
+)
 from muster.plain import words
 
 if TYPE_CHECKING:
@@ -88,12 +99,14 @@ def _show(result: SimulationResult, folder: Path | None) -> None:
     facts = dataclasses.asdict(result)
     del facts["curve"]
     facts |= facts.pop("figures")
+    facts["class_names"] = ", ".join(f"{number} {name}" for number, name in enumerate(result.class_names))
     facts["privacy"] = result.privacy and msgspec.structs.asdict(result.privacy)
-    for absent in [name for name in ("excluded", "epsilon", "privacy", "diverged") if not facts[name]]:
-        del facts[absent]
-    show_fields(facts)
+    rare = ("excluded", "epsilon", "privacy", "diverged", "class_names", "dropped", "standardised")
+    show_fields({name: value for name, value in facts.items() if value or name not in rare})
     if folder is not None:
         remark(f"run: {folder}")
+        if result.standardised:
+            say_next("make its plan for devices", ["muster", "export", "--run", folder])
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

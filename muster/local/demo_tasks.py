@@ -319,7 +319,7 @@ class Trainer:
         state = self.store.checkpoint(run.task)
         parameters = exported.model.schema.size
         facts = Facts(exported.algorithm.name, settings, config.cohort, len(self.train), parameters, None, TRAINED_BY)
-        result = result_of(config, run.points, "rounds", facts, len(self.test), digest_of([state["params"]]))
+        result = result_of(config, run.points, "rounds", facts, self.test, digest_of([state["params"]]))
         tensors = exported.model.schema.unflatten(state["params"])
         keep_run(folder, config, run.points, {**prefixed(SERVER, state)}, tensors, result)
         shutil.copytree(exported.bundle.folder, config.plan or folder)

@@ -172,6 +172,11 @@ class Run:
             raise EngineError(f"the baseline {self.result.baseline} has no tensors, as it trains {each}")
         return self._tensors
 
+    @property
+    def spec(self) -> ModelSpec:
+        """The model as `muster.export` takes it, sized for the users, before training."""
+        return self._untrained().spec
+
     def model(self) -> torch.nn.Module:
         """The trained model as a torch module in eval mode, built by its spec. Raises as `tensors`."""
         tensors, model = self.tensors(), self._untrained()

@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 
 from export.errors import reason
 from fedcore.validation import offered
-from simulator.configuration import HELD_OUT
+from simulator.configuration import EVERY_COLUMN, HELD_OUT, Columns
 from simulator.datasets import bundled
-from simulator.datasets.partitions import dealt, quadratics, sparse_logistic, synthetic
+from simulator.datasets.partitions import NATURAL, dealt, quadratics, sparse_logistic, synthetic
 from simulator.datasets.tff import cifar100, federated_emnist, stackoverflow, tff_shakespeare
 from simulator.datasets.user_files import is_own, leaf_femnist, leaf_shakespeare, own, svmlight
 from simulator.errors import DatasetError
@@ -78,19 +78,21 @@ PARTITION = "dirichlet:0.3"
 """The default partition of a data set without users."""
 
 
-def describe(name: str) -> Dataset:
+def describe(name: str, columns: Columns = EVERY_COLUMN) -> Dataset:
     """The data set of that name, or a user's own. Raises DatasetError when there is none.
 
     name: one of DATASETS, or `package.module:function`, which returns a population, or a path to files with users'
-    examples (simulator/datasets/user_files.py).
+    examples, whose `columns` have a meaning (simulator/datasets/tables.py).
     """
     if name in DATASETS:
+        if columns != EVERY_COLUMN:
+            raise DatasetError(f"data set {name} has its fields; leave the columns of your own tables out")
         return DATASETS[name]
     if is_own(name):
-        return Dataset(functools.partial(own, name), "your own", on_disk=False)
+        return Dataset(functools.partial(own, name, columns), "your own", on_disk=False)
     raise DatasetError(
         f"no data set is called {name!r}; {offered(name, DATASETS)}, or give your own as package.module:function, "
-        "file.py:function or as a path to npz or Parquet files"
+        "file.py:function or as a path to npz, CSV or Parquet files"
     )
 
 
@@ -100,20 +102,28 @@ def folder_of(name: str) -> str:
 
 
 def load(
-    name: str, data: Path | str | None = None, clients: int | None = None, partition: str | None = None
+    name: str,
+    data: Path | str | None = None,
+    clients: int | None = None,
+    partition: str | None = None,
+    columns: Columns = EVERY_COLUMN,
 ) -> Population:
     """The population of a data set; `data` is the folder that holds data sets on disk.
 
-    name: as `describe` takes it.
+    name, columns: as `describe` takes them.
     partition: the division of examples among clients, such as `dirichlet:0.3` (partitions.py). None keeps the data
     set's users, or means PARTITION if it has none. clients: the number of clients, by default that of the users;
     without a partition, the number of users to draw at random.
     Raises DatasetError when the name is unknown, the folder or file is missing or malformed, a number is not finite, a
     label is below 0, or the data set cannot be partitioned so.
     """
-    dataset = describe(name)
+    dataset = describe(name, columns)
     if clients is not None and clients < 1:
         raise DatasetError(f"clients must be at least 1, not {clients}")
+    anonymous = dataset.clients is not None and not dataset.sized
+    if partition == NATURAL and anonymous:
+        raise DatasetError(f"{NATURAL} is by user, and data set {name!r} has none; take {PARTITION}")
+    partition = None if partition == NATURAL else partition
     count = dataset.clients if clients is None else clients
     arguments: list[Path | int | None] = []
     if dataset.on_disk:
@@ -128,7 +138,7 @@ def load(
     if dataset.sized:
         arguments.append(count if partition is None else dataset.clients)
     population = _loaded(name, dataset, arguments)
-    if partition is not None or (dataset.clients is not None and not dataset.sized):
+    if partition is not None or anonymous:
         return dealt(population, partition or PARTITION, len(population) if count is None else count)
     if clients is None or clients == len(population):
         return population
@@ -254,7 +264,7 @@ class PopulationFacts:
 
     per_user: percentiles of the number of examples. fields: type and shape by name. labels: the number of examples of
     each class, or of occurrences of each token; empty without classes. classes_per_user: the mean number of classes of
-    a user.
+    a user. class_names, dropped: as of the population.
     """
 
     users: int
@@ -264,6 +274,8 @@ class PopulationFacts:
     classes: int | None
     labels: list[int]
     classes_per_user: float | None
+    class_names: tuple[str, ...] = ()
+    dropped: int = 0
 
 
 def facts_of(users: Population) -> PopulationFacts:
@@ -280,6 +292,8 @@ def facts_of(users: Population) -> PopulationFacts:
         classes=users.classes,
         labels=labels.tolist(),
         classes_per_user=each,
+        class_names=users.class_names,
+        dropped=users.dropped,
     )
 
 

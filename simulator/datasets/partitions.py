@@ -146,14 +146,48 @@ class Shuffled:
         return np.split(generator.permutation(int(users.starts[-1])), users.starts[1:-1])
 
 
-PARTITIONS: dict[str, type[Partition]] = {kind.name: kind for kind in (Dirichlet, Pachinko, Shards, Quantity, Shuffled)}
+@dataclass(frozen=True, slots=True)
+class Linear:
+    """Client k of K holds a share of the examples in proportion to k; classes are mixed equally."""
+
+    name: ClassVar[str] = "linear"
+
+    def deal(self, users: Population, clients: int, generator: Generator) -> list[Rows]:
+        """Rows drawn at random for each client, of different numbers."""
+        return _shared(users, np.arange(1.0, clients + 1), generator)
+
+
+@dataclass(frozen=True, slots=True)
+class Exponential:
+    """Shares of the examples grow by a factor from client to client, to `ratio` times the first; classes are mixed."""
+
+    name: ClassVar[str] = "exponential"
+
+    ratio: float = positive(100.0)
+
+    def deal(self, users: Population, clients: int, generator: Generator) -> list[Rows]:
+        """Rows drawn at random for each client, of different numbers."""
+        return _shared(users, np.geomspace(1, self.ratio, clients), generator)
+
+
+def _shared(users: Population, weights: NDArray[np.float64], generator: Generator) -> list[Rows]:
+    """All rows, in random order, cut in proportion to weights; at least one each."""
+    examples, clients = int(users.starts[-1]), len(weights)
+    ends = np.rint(np.cumsum(weights / weights.sum()) * (examples - clients)).astype(np.int64)
+    return np.split(generator.permutation(examples), (ends + np.arange(1, clients + 1))[:-1])
+
+
+KINDS: tuple[type[Partition], ...] = (Dirichlet, Pachinko, Shards, Quantity, Linear, Exponential, Shuffled)
+NATURAL = "natural"
+"""The partition of a data set that has users, by user: none."""
+PARTITIONS: dict[str, type[Partition]] = {kind.name: kind for kind in KINDS} | {"pathological": Shards}
 
 
 def read_partition(text: str) -> Partition:
     """The partition of a text such as `dirichlet:0.3` or `pachinko:0.1,10`. Raises DatasetError."""
     name, _, numbers = text.partition(":")
     if name not in PARTITIONS:
-        raise DatasetError(f"no partition is called {name!r}; {offered(name, PARTITIONS)}")
+        raise DatasetError(f"no partition is called {name!r}; {offered(name, (NATURAL, *PARTITIONS))}")
     kind = PARTITIONS[name]
     fields = [field.name for field in dataclasses.fields(kind)]  # type: ignore[arg-type]
     values = numbers.split(",") if numbers else []

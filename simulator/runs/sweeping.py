@@ -306,7 +306,8 @@ def _check_users(runs: Sequence[SweepRun]) -> None:
     for run in runs:
         config = run.config
         try:
-            users = run.given.users or load(config.dataset, config.data, config.clients, config.partition)
+            asked = config.dataset, config.data, config.clients, config.partition, config.columns
+            users = run.given.users or load(*asked)
             check_users(config, users)
         except SimulatorError as error:
             raise RunError(f"the run {run.name} cannot be: {error}") from error

@@ -13,6 +13,7 @@ import msgspec
 import numpy as np
 import pytest
 
+from fedcore.bundle import Bundle
 from simulator.configuration import SimulationConfig
 from simulator.datasets import DATASETS, facts_of, folder_of, label_counts
 from simulator.datasets.bundled import SOURCES
@@ -33,6 +34,44 @@ def test_list_names_every_data_set(typed):
     listed = json.loads(typed("data", "list", "--json")[1])
     assert [one["name"] for one in listed] == list(DATASETS)
     assert listed[0]["clients"] == 75
+
+
+def test_a_table_of_ones_own_leads_from_a_file_to_a_plan(typed, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    rows = [(f"u{row % 9}", 100 + row % 3, 1e-3 * (row % 5), ("sit", "run", "walk")[row % 3]) for row in range(270)]
+    Path("t.csv").write_text("who,heart,speed,did\n" + "".join(f"{','.join(map(str, row))}\n" for row in rows))
+    table = ["--dataset", "t.csv", "--user", "who", "--inputs", "heart,speed", "--target", "did"]
+    code, output, words = typed("data", "show", table[1], *table[2:])
+    assert code == 0, words
+    assert output.splitlines()[-1].endswith("walk")
+    trained = ["--rounds", 20, "--cohort", 4, "--set", "client_lr=0.5", "--evaluate-every", 20]
+    code, output, words = typed("simulate", *table, *trained, "--out", "run", "--json")
+    assert code == 0, words
+    result = json.loads(output)
+    assert (result["model"], result["standardised"], result["class_names"]) == ("mlp", True, ["run", "sit", "walk"])
+    assert result["test_accuracy"] == 1  # which takes the standardised heart rate: 100, 101 or 102
+    raw = json.loads(typed("simulate", "mlp", *table, *trained, "--json")[1])
+    assert raw["test_accuracy"] < 0.7
+    code, _, words = typed("export", "--run", "run", "--out", "plan", "--json")
+    assert code == 0, words
+    bundle = Bundle(Path("plan"))
+    assert bundle.manifest.class_names == ("run", "sit", "walk")
+    assert bundle.plan.normalised == {"x": 2}
+    assert bundle.plan.examples.fields[1].high == 3
+    code, output, words = typed(
+        "ask", "SELECT y, COUNT(*) AS n FROM examples GROUP BY y", *table, "--minimum-devices", 1, "--json"
+    )
+    assert (code, json.loads(output)["rows"]) == (0, [[0, 90], [1, 90], [2, 90]]), words
+
+
+def test_a_table_without_its_columns_is_told_which_to_name(typed, tmp_path):
+    (tmp_path / "t.csv").write_text("user,a,y\nu,1,2\n")
+    code, _, words = typed("simulate", "--dataset", tmp_path / "t.csv")
+    assert (code, "the columns of a table, with --inputs and --target" in words) == (2, True)
+    code, _, words = typed("simulate", "--dataset", tmp_path / "nix.csv", "--inputs", "a", "--target", "y")
+    assert (code, "nix.csv does not exist" in words) == (2, True)
+    code, _, words = typed("export", "mlp", "--run", tmp_path)
+    assert (code, "the run names the model; leave mlp out" in words) == (2, True)
 
 
 def test_show_tells_users_sizes_and_classes(typed):

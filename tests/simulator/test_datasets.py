@@ -90,7 +90,7 @@ def test_a_damaged_file_of_shakespeare_is_named(tmp_path):
 
 
 CLASSES, EXAMPLES = 20, 800
-NAMES = ["dirichlet:0.3", "pachinko", "pachinko:0.1,10", "shards:2", "quantity:0.5", "quantity"]
+NAMES = ["dirichlet:0.3", "pachinko", "pachinko:0.1,10", "pathological:2", "quantity", "linear", "exponential:50"]
 
 
 def pooled():
@@ -155,6 +155,20 @@ def test_quantity_skews_sizes_and_not_classes():
     assert skewed.sizes.max() > 4 * EXAMPLES / 20 > even.sizes.max()
     assert skewed.sizes.min() >= 1
     assert len(np.unique(skewed.shard(int(skewed.sizes.argmax()))["y"])) == CLASSES
+
+
+def test_linear_and_exponential_sizes_grow_by_a_difference_and_by_a_factor():
+    linear, exponential = (dealt(pooled(), name, 20).sizes for name in ("linear", "exponential:50"))
+    assert set(np.diff(linear[1:])) <= {3, 4, 5}
+    assert list(exponential) == sorted(exponential)
+    assert exponential[-1] / exponential[-11] == pytest.approx(50 ** (10 / 19), rel=0.1)
+
+
+def test_natural_is_by_user():
+    natural = datasets.load("synthetic", clients=12, partition="natural")
+    assert natural.clients == datasets.load("synthetic", clients=12).clients
+    with pytest.raises(DatasetError, match="natural is by user, and data set 'digits' has none"):
+        datasets.load("digits", partition="natural")
 
 
 def test_shuffled_keeps_sizes_and_mixes_users():

@@ -3,7 +3,9 @@
 import datetime
 import decimal
 import io
+import json
 import zipfile
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
@@ -185,7 +187,7 @@ def parquet(folder, **columns):
     ("write", "message"),
     [
         (lambda folder: None, "is empty; it needs a file"),
-        (lambda folder: (folder / "notes.csv").write_text("a,b"), "holds 'notes.csv', of another format; .*npz or"),
+        (lambda folder: (folder / "notes.tsv").write_text("a,b"), "holds 'notes.tsv', of another format; .*npz, "),
         (lambda folder: (folder / "a.npz").write_bytes(b"PK"), "a.npz is not the data set it should be"),
         (lambda folder: (folder / "a.parquet").write_bytes(b"PAR1"), "a.parquet is no Parquet file"),
         (lambda folder: save(folder, "a", y=np.array([object()])), "a.npz is .* it holds objects, not numbers"),
@@ -332,6 +334,120 @@ def test_a_column_that_is_there_twice_is_named(tmp_path):
     pyarrow.parquet.write_table(columns, tmp_path / "a.parquet")
     with pytest.raises(DatasetError, match=r"a\.parquet has 2 columns 'x'"):
         datasets.load(str(tmp_path))
+
+
+CSV = "who,heart,steps,age,did\n" + "".join(
+    f"{who},{0.5 * row},{row},{row % 7},{('walk', 'run', 'sit')[row % 3]}\n"
+    for row in range(12)
+    for who in ("007", "7")
+)
+DID = datasets.Columns(user="who", inputs=("heart", "steps"), target="did")
+
+
+def test_columns_of_a_table_are_named_and_its_texts_are_numbered(tmp_path):
+    (tmp_path / "t.csv").write_text(CSV)
+    frame = pd.read_csv(tmp_path / "t.csv", dtype={"who": str})
+    frame.to_parquet(tmp_path / "t.parquet")
+    np.savez(
+        tmp_path / "t.npz", **{name: frame[name].to_numpy("U4" if name in ("who", "did") else None) for name in frame}
+    )
+    (tmp_path / "both").mkdir()
+    frame[:10].to_csv(tmp_path / "both" / "1.csv", index=False)
+    frame[10:].to_parquet(tmp_path / "both" / "2.parquet")
+    expected = Population.from_frame(frame, user="who", inputs=["heart", "steps"], target="did")
+    for name in ("t.csv", "t.parquet", "t.npz", "both"):
+        users = datasets.load(str(tmp_path / name), columns=DID)
+        assert (sorted(users.clients), users.class_names) == (["007", "7"], ("run", "sit", "walk")), name
+        for client in users.clients:
+            own, others = users.shard(users.clients.index(client)), expected.shard(expected.clients.index(client))
+            assert own["x"].dtype == np.float32
+            assert {field: array.tolist() for field, array in own.items()} == {
+                field: array.tolist() for field, array in others.items()
+            }, name
+    every = datasets.load(str(tmp_path / "both"), columns=datasets.Columns(user="who", inputs=("did",), target="age"))
+    assert every.kinds == {"text": "uint8[4]", "label": "int64[]"}
+
+
+def saved(folder, table, features, parts=2):
+    """A folder as `save_to_disk` of Hugging Face's datasets writes it."""
+    folder.mkdir(parents=True)
+    names = [f"data-{part:05}-of-{parts:05}.arrow" for part in range(parts)]
+    table = table.replace_schema_metadata({"huggingface": json.dumps({"info": {"features": features}})})
+    for part, name in enumerate(names):
+        with pyarrow.OSFile(str(folder / name), "wb") as file, pyarrow.ipc.new_stream(file, table.schema) as writer:
+            writer.write_table(table[part * 10 : part * 10 + 10 if part < parts - 1 else None])
+    (folder / "state.json").write_text(json.dumps({"_data_files": [{"filename": name} for name in names]}))
+    (folder / "dataset_info.json").write_text("{}")
+
+
+def test_a_data_set_that_was_saved_to_disk_keeps_the_names_of_its_classes(tmp_path):
+    table = pyarrow.table({"who": ["a", "b"] * 12, "said": [f"text {row}" for row in range(24)], "stars": [0, 1] * 12})
+    saved(tmp_path / "all" / "train", table, {"stars": {"names": ["bad", "fair", "good"], "_type": "ClassLabel"}})
+    (tmp_path / "all" / "dataset_dict.json").write_text('{"splits": ["train"]}')
+    columns = datasets.Columns(user="who", inputs=("said",), target="stars")
+    users = datasets.load(str(tmp_path / "all" / "train"), columns=columns)
+    assert (users.clients, users.classes, users.class_names) == (("a", "b"), 3, ("bad", "fair", "good"))
+    assert users.fields["label"].tolist() == [0] * 12 + [1] * 12
+    with pytest.raises(DatasetError, match="all holds the parts train of a data set; name one"):
+        datasets.load(str(tmp_path / "all"), columns=columns)
+    (tmp_path / "all" / "train" / "data-00001-of-00002.arrow").write_bytes(b"no")
+    with pytest.raises(DatasetError, match="train is no data set of save_to_disk that can be read"):
+        datasets.load(str(tmp_path / "all" / "train"), columns=columns)
+
+
+def test_rows_that_lack_a_value_are_left_out_when_asked(tmp_path):
+    (tmp_path / "t.csv").write_text(CSV + "7,,1,2,run\n,1,1,2,run\n7,nan,1,2,run\n7,1,1,2,\n7,1,1,,run\n")
+    path = str(tmp_path / "t.csv")
+    with pytest.raises(DatasetError, match=r"column 'who' has 1 missing values, the first in row 25; .*--drop-missing"):
+        datasets.load(path, columns=DID)
+    users = datasets.load(path, columns=replace(DID, drop_missing=True))
+    assert (users.dropped, int(users.starts[-1]), len(users)) == (4, 25, 2)
+    (tmp_path / "t.csv").write_text("who,heart,steps,did\na,,1,run\nb,1,1,\n")
+    with pytest.raises(DatasetError, match="holds no examples: each of 2 rows lacks a value"):
+        datasets.load(path, columns=replace(DID, drop_missing=True))
+
+
+@pytest.mark.parametrize(
+    ("text", "columns", "words"),
+    [
+        (CSV, {"user": "whom"}, "has no column 'whom'; did you mean who"),
+        (CSV, {"inputs": ("heart", "step")}, "has no column 'step'; did you mean steps"),
+        (
+            CSV,
+            {"inputs": ("heart", "did"), "target": "age"},
+            "column 'did' holds texts beside other inputs; leave it out",
+        ),
+        (CSV.replace(",", ";"), {}, "has one column, 'who;heart;steps;age;did'; separate columns by commas"),
+        ("a,a\n1,2\n", {}, "has 2 columns 'a'"),
+        ("who,heart,steps,did\na,1,2\n", {}, "no CSV file that can be read"),
+        (CSV.replace(",6,6,", ",16777217,6,"), {}, "holds 16777217 in row 12, a whole number"),
+    ],
+)
+def test_a_table_that_is_not_as_its_columns_say_is_named(tmp_path, text, columns, words):
+    (tmp_path / "t.csv").write_text(text)
+    with pytest.raises(DatasetError, match=words) as refused:
+        datasets.load(str(tmp_path / "t.csv"), columns=replace(DID, **columns))
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("columns", "words"),
+    [
+        ({"inputs": ("a",)}, "inputs needs target too"),
+        ({"target": "a"}, "target needs inputs too"),
+        ({"inputs": ("a", "b"), "target": "a"}, "column 'a' is named twice"),
+    ],
+)
+def test_columns_that_do_not_go_together_are_named(columns, words):
+    with pytest.raises(DatasetError, match=words):
+        datasets.Columns(**columns)
+
+
+def test_columns_are_of_files(module):
+    with pytest.raises(DatasetError, match="digits has its fields; leave the columns of your own tables out"):
+        datasets.load("digits", columns=DID)
+    with pytest.raises(DatasetError, match="is a function, whose population has its fields"):
+        datasets.load(f"{module}:users", columns=DID)
 
 
 def test_what_others_say_is_one_short_line():

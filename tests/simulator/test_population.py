@@ -126,19 +126,29 @@ FRAME = pd.DataFrame(
 
 
 def test_a_frame_is_a_population_with_its_users_in_their_order():
-    users = Population.from_frame(FRAME, user="who", inputs=["h", "w"], label="ok")
+    users = Population.from_frame(FRAME, user="who", inputs=["h", "w"], target="ok")
     assert (users.clients, users.classes, users.sizes.tolist()) == (("b", "a"), 2, [2, 1])
     assert users.fields["x"].tolist() == [[1.5, 1], [3, 3], [2, 2]]
     assert users.fields["y"].tolist() == [1, 1, 0]
     nullable = FRAME.astype({"who": "category", "h": "Float64", "w": "Int64"})
-    shaped = Population.from_frame(nullable, user="who", inputs=["h", "w"], label="h", shape=(1, 2))
+    shaped = Population.from_frame(nullable, user="who", inputs=["h", "w"], target="h", shape=(1, 2))
     assert (shaped.shape, shaped.fields["x"].dtype, shaped.fields["y"].dtype) == ((1, 2), np.float32, np.float32)
+
+
+def test_texts_of_a_target_are_numbered_in_their_order_and_rows_without_a_value_left_out_when_asked():
+    frame = pd.concat([FRAME, FRAME.assign(h=[np.nan, 1, 1], s=["a", None, "x"])])
+    users = Population.from_frame(frame, user="who", inputs=["h", "w"], target="s", drop_missing=True)
+    assert users.class_names == ("x", "y", "z")
+    assert (users.classes, users.dropped, users.fields["y"].tolist()) == (3, 2, [0, 2, 0, 1])
+    assert users.subset([0]).class_names == users.class_names
+    with pytest.raises(DatasetError, match="each of which has all values"):
+        Population.from_frame(FRAME.assign(h=np.nan), user="who", inputs=["h"], target="s", drop_missing=True)
 
 
 def test_sparse_columns_and_users_of_any_type_are_read_as_they_are():
     dense = FRAME.assign(w=[0, 2, 0], ok=[0, 1, 0])
     sparse = dense.astype({"w": pd.SparseDtype("int64", 0), "ok": pd.SparseDtype("int64", 0)})
-    users = Population.from_frame(sparse, user="who", inputs=["h", "w"], label="ok")
+    users = Population.from_frame(sparse, user="who", inputs=["h", "w"], target="ok")
     assert users.fields["x"].tolist() == [[1.5, 0], [3, 0], [2, 2]]
     assert (users.fields["y"].dtype, users.fields["y"].tolist()) == (np.int64, [0, 0, 1])
     for who, names in {
@@ -149,7 +159,7 @@ def test_sparse_columns_and_users_of_any_type_are_read_as_they_are():
             "2026-01-01 00:00:00",
         ),
     }.items():
-        assert Population.from_frame(FRAME.assign(who=who), user="who", inputs=["h"], label="ok").clients == names
+        assert Population.from_frame(FRAME.assign(who=who), user="who", inputs=["h"], target="ok").clients == names
 
 
 @pytest.mark.parametrize(
@@ -159,7 +169,7 @@ def test_sparse_columns_and_users_of_any_type_are_read_as_they_are():
         ({"user": "whom"}, "the frame has no column 'whom'"),
         ({"frame": pd.concat([FRAME, FRAME], axis=1)}, "the frame has 2 columns 'who'"),
         ({"inputs": ["s"]}, "column 's' is of type .*, not of numbers; make it numbers first"),
-        ({"label": "s"}, r"for words, pandas.factorize\(frame\['s'\]\)\[0\]"),
+        ({"target": "s", "frame": FRAME.assign(s=["x", 1, "z"])}, r"for words, pandas.factorize\(frame\['s'\]\)\[0\]"),
         ({"frame": FRAME.astype({"h": object})}, "column 'h' is of type object, not of numbers"),
         ({"frame": FRAME.assign(h=[1, np.nan, 2])}, "column 'h' holds nan in row 1, which is no finite number"),
         ({"frame": FRAME.assign(h=[1, 1e300, 2])}, "column 'h' holds 1e[+]300 in row 1"),
@@ -190,7 +200,7 @@ def test_sparse_columns_and_users_of_any_type_are_read_as_they_are():
     ],
 )
 def test_a_frame_that_is_no_population_is_named_in_a_line(given, words):
-    arguments = {"frame": FRAME, "user": "who", "inputs": ["h", "w"], "label": "ok"} | given
+    arguments = {"frame": FRAME, "user": "who", "inputs": ["h", "w"], "target": "ok"} | given
     with pytest.raises(DatasetError, match=words) as refused:
         Population.from_frame(arguments.pop("frame"), **arguments)
     assert "\n" not in str(refused.value)
