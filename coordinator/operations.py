@@ -15,6 +15,7 @@ from coordinator.rules.budget import BudgetReport
 from coordinator.rules.kinds import TaskAnswer
 from coordinator.rules.progress import Progress
 from coordinator.rules.roll_outs import Model, ModelCount, ModelVersion, RollOut
+from coordinator.rules.selection import Matching
 from coordinator.rules.task_settings import TaskSettings
 from fedcore.bundle import Bundle, Manifest
 from fedcore.privacy.settings import CertifiedLedger
@@ -253,6 +254,13 @@ class AdminService(Protocol):
     def security(self) -> list[Assumption]:
         """Which assumptions on this coordinator hold, by its settings, its files and its store."""
 
+    def matching(self, population: str, where: str = "") -> Matching:
+        """How many of the devices that came to this process within a day match a target, by the labels that they told.
+
+        Counts are rounded down to multiples of the population's `minimum_devices`. Raises InvalidTask for a target that
+        does not parse.
+        """
+
     def test_alerts(self) -> None:
         """Send the webhook of alerts one signed event that says it is a test. Raises WebhookFailed."""
 
@@ -326,6 +334,7 @@ OPERATIONS = (
     Operation(_VIEWER, "GET", "/tasks/{task}/sessions", TaskStore.sessions),
     Operation(_VIEWER, "GET", "/tasks/{task}/history", TaskStore.history),
     Operation(_VIEWER, "GET", _BUDGET, TaskStore.budget, ("unknown-population",)),
+    Operation(_VIEWER, "GET", "/populations/{population}/matching", AdminService.matching, ("invalid-task",)),
     Operation(_VIEWER, "GET", "/devices", TaskStore.devices),
     Operation(_VIEWER, "GET", "/audit", TaskStore.audit),
     Operation(_VIEWER, "GET", "/alerts", TaskStore.alerts),

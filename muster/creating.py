@@ -171,6 +171,18 @@ class Creation(NamedTuple):
         return store.register_task(store.manifest(original.id), settings, release, name=name, evaluation=evaluation)
 
 
+def matching(store: TaskStore, settings: TaskSettings) -> list[str]:
+    """How many devices match the target of a task, then what should worry its creator; nothing without a target."""
+    from muster.remote import RemoteStore
+
+    if not settings.where:
+        return []
+    if not isinstance(store, RemoteStore):
+        return ["how many devices match, a running coordinator knows: name it with --coordinator"]
+    found = store.matching(settings.population, settings.where)
+    return [found.sentence, *found.concerns(settings.goal)]
+
+
 def settings_like(task: Task, given: Mapping[str, Any], unset: Collection[str] = ()) -> dict[str, Any]:
     """The settings of a task as they were asked for, with those that are given in their place; of a part, some of it.
 

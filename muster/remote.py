@@ -123,6 +123,7 @@ class RemoteStore(AbstractContextManager["RemoteStore"]):
     remove_budget = _call(TaskStore.remove_budget)
     revoke_device = _call(TaskStore.revoke_device)
     allow_device = _call(TaskStore.allow_device)
+    matching = _call(AdminService.matching)
     security = _call(AdminService.security)
     test_alerts = _call(AdminService.test_alerts)
     upload = _call(AdminService.upload)

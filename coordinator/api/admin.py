@@ -19,13 +19,14 @@ from starlette.responses import JSONResponse, Response
 from coordinator.api.authentication import authenticate
 from coordinator.api.http import ADMIN_PROBLEMS, read_as, read_hashed
 from coordinator.api.openapi import BYTES, HEALTH, Answer, ApiDocument
-from coordinator.api.service import Service
+from coordinator.api.service import Service, matching
 from coordinator.driver.watch import send_trial
 from coordinator.errors import BadToken, InvalidTask, MalformedMessage, Unavailable, UnknownBlob
 from coordinator.operations import OPERATIONS, PREFIX, NewTask, Operation
 from coordinator.rules.alerts import Assumption
 from coordinator.rules.entities import NOT_BOTH, Role, Task, Token
 from coordinator.rules.kinds import kind_of
+from coordinator.rules.selection import Matching
 from coordinator.rules.task_settings import TaskSettings
 from coordinator.security import of_running
 from fedcore.errors import WrongBody
@@ -109,6 +110,7 @@ _BOUNDS = {
     "epsilon": Query(),
     "delta": Query(),
     "gate": Query(max_length=200),
+    "where": Query(),
     "part": Query(pattern="^[0-9a-f]{64}$"),
 }
 """What the parameters of queries may be, by name."""
@@ -136,6 +138,10 @@ class AdminApi:
     def security(self) -> Sequence[Assumption]:
         """As `AdminService` says."""
         return of_running(self._settings, self._store)
+
+    def matching(self, population: str, where: str = "") -> Matching:
+        """As `AdminService` says."""
+        return matching(self._service, population, where)
 
     def test_alerts(self) -> None:
         """As `AdminService` says."""

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import random
 import threading
+import time
 from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import takewhile
+from typing import NamedTuple
 
+from msgspec import UNSET, UnsetType
 from sqlalchemy.exc import IntegrityError
 
 from authority import errors
@@ -23,6 +26,8 @@ from coordinator.errors import NotAttested
 from coordinator.keys import Keys, open_both
 from coordinator.monitoring import Metrics, RecentLines
 from coordinator.rules.alerts import Action
+from coordinator.rules.selection import LabelSet, Matching
+from coordinator.rules.task_settings import canonical
 from coordinator.secure.beacon_client import BeaconClient
 from coordinator.secure.group import Executors, Unmasker
 from coordinator.secure.round import SecureRoundFactory
@@ -40,6 +45,8 @@ from secagg.keys import check_credential
 # that operators made: a check-in for another one is refused and not counted.
 
 _MOST_KINDS, _LONGEST = 30, 60
+_MOST_LABEL_SETS = 2_000
+"""Kinds of labels that are kept of a population, at 1.5 kB each at most."""
 _MOST_DEVICES = 100_000
 """Devices that are remembered at once, of all populations together."""
 SPAN_S, _SPANS = 600.0, 144
@@ -63,11 +70,48 @@ class PopulationCounts:
 
 
 @dataclass(slots=True)
-class _Population:
+class _Kind:
+    """The devices that tell the same labels; those of labels that are not kept have no kind of their own."""
+
+    told: LabelSet
     devices: int = 0
+
+
+class _Seen(NamedTuple):
+    """When a device last came, and the labels that it told."""
+
+    at: float
+    kind: _Kind
+
+
+@dataclass(slots=True)
+class _Population:
     runtimes: Counter[str] = field(default_factory=Counter)
     versions: Counter[str] = field(default_factory=Counter)
     spans: Counter[int] = field(default_factory=Counter)
+    kinds: dict[LabelSet, _Kind] = field(default_factory=dict)
+    unkept: _Kind = field(default_factory=lambda: _Kind(()))
+
+    @property
+    def devices(self) -> int:
+        """How many are remembered."""
+        return self.unkept.devices + sum(kind.devices for kind in self.kinds.values())
+
+    def enter(self, labels: Mapping[str, str]) -> _Kind:
+        """Count a device that tells these labels."""
+        told = tuple(sorted(labels.items()))
+        kind = self.kinds.get(told)
+        if kind is None:
+            room = len(self.kinds) < _MOST_LABEL_SETS
+            kind = self.kinds.setdefault(told, _Kind(told)) if room else self.unkept
+        kind.devices += 1
+        return kind
+
+    def leave(self, kind: _Kind) -> None:
+        """Count it no longer."""
+        kind.devices -= 1
+        if not kind.devices and kind is not self.unkept:
+            del self.kinds[kind.told]
 
 
 class CheckInCounts:
@@ -76,10 +120,17 @@ class CheckInCounts:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._populations: defaultdict[str, _Population] = defaultdict(_Population)
-        self._seen: OrderedDict[tuple[str, int], float] = OrderedDict()
+        self._seen: OrderedDict[tuple[str, int], _Seen] = OrderedDict()
         """When each device of a population last came, the latest last."""
 
-    def add(self, population: str, device: str, able: messages.StatedCapabilities, now: float) -> None:
+    def add(
+        self,
+        population: str,
+        device: str,
+        able: messages.StatedCapabilities,
+        now: float,
+        labels: Mapping[str, str] | UnsetType = UNSET,
+    ) -> None:
         """Count a check-in of a device for a population that exists."""
         with self._lock:
             counts = self._populations[population]
@@ -93,9 +144,9 @@ class CheckInCounts:
             counts.spans[span] += 1
             # Only a hash is kept, not the id: we only count devices.
             key = population, hash(device)
-            if self._seen.pop(key, None) is None:
-                counts.devices += 1
-            self._seen[key] = now
+            if (before := self._seen.pop(key, None)) is not None:
+                counts.leave(before.kind)
+            self._seen[key] = _Seen(now, counts.enter(labels or {}))
             if len(self._seen) > _MOST_DEVICES:
                 self._forget_devices(now)
 
@@ -105,18 +156,26 @@ class CheckInCounts:
             counts = self._populations.get(population, _Population())
             _forget_spans(counts, now)
             self._forget_devices(now)
-            latest = takewhile(lambda seen: seen[1] >= now - AWAKE_S, reversed(self._seen.items()))
+            latest = takewhile(lambda seen: seen[1].at >= now - AWAKE_S, reversed(self._seen.items()))
             awake = sum(name == population for (name, _), _ in latest)
             spans = range(min(counts.spans), int(now // SPAN_S) + 1) if counts.spans else ()
             over_time = tuple((span * SPAN_S, counts.spans[span]) for span in spans)
             runtimes, versions = (dict(tally.most_common()) for tally in (counts.runtimes, counts.versions))
             return PopulationCounts(counts.devices, awake, runtimes, versions, over_time)
 
+    def matching(self, population: str, where: str, least: int, now: float) -> Matching:
+        """The devices of a population by a target, which is canonical. least: as of `Matching`."""
+        with self._lock:
+            self._forget_devices(now)
+            counts = self._populations.get(population, _Population())
+            kinds, unkept = {told: kind.devices for told, kind in counts.kinds.items()}, counts.unkept.devices
+        return Matching.of(where, kinds, unkept, least)
+
     def _forget_devices(self, now: float) -> None:
         first = now - SPAN_S * _SPANS
-        while self._seen and (len(self._seen) > _MOST_DEVICES or next(iter(self._seen.values())) < first):
-            (population, _), _ = self._seen.popitem(last=False)
-            self._populations[population].devices -= 1
+        while self._seen and (len(self._seen) > _MOST_DEVICES or next(iter(self._seen.values())).at < first):
+            (population, _), seen = self._seen.popitem(last=False)
+            self._populations[population].leave(seen.kind)
 
 
 @lru_cache(maxsize=_MOST_KINDS)
@@ -248,6 +307,17 @@ class Service:
             authenticator,
             webhook,
         )
+
+
+def matching(service: Service, population: str, where: str) -> Matching:
+    """The devices that came to this process lately, by a target. Raises InvalidTask for one that does not parse.
+
+    Counts are as coarse as the groups that questions to the population may show.
+    """
+    where = canonical(where)
+    with service.store.database.reading() as records:
+        budget = records.budgets.of(population)
+    return service.check_ins.matching(population, where, 1 if budget is None else budget.minimum_devices, time.time())
 
 
 def _parties(settings: Settings, keys: Keys) -> messages.SecaggParties | None:

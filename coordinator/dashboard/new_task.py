@@ -16,6 +16,7 @@ from starlette.responses import Response
 
 from coordinator.api.admin import create_task
 from coordinator.api.http import read_hashed
+from coordinator.api.service import matching
 from coordinator.dashboard import rendering
 from coordinator.errors import BadToken, InvalidTask, TooLarge, UnknownBlob, UnknownTask
 from coordinator.operations import NewTask
@@ -27,7 +28,7 @@ from fedcore.errors import WrongBody
 from fedcore.release import Signed
 from fedcore.validation import UNDECODABLE, Setting, build, build_one, complaints, decoder, settings_of, text_of
 
-_OF_DEVICES = {"min_examples", "min_separation_s", "min_separation_rounds", "hold_out_devices", "on_held_out"}
+_OF_DEVICES = {"where", "min_examples", "min_separation_s", "min_separation_rounds", "hold_out_devices", "on_held_out"}
 
 
 class Group(NamedTuple):
@@ -158,6 +159,18 @@ class NewTaskForm(rendering.Endpoints):
             return self._show(request, visitor, 200, self._fields_of(clone) if clone else {}, {})
         except UnknownTask as error:
             return self._show(request, visitor, rendering.status_of(error), {}, {"": str(error)})
+
+    def matching(self, request: Request, population: str = "", where: str = "", goal: str = "") -> Response:
+        """How many devices match the target in the form, and what should worry its operator, as a part of the page."""
+        visitor = self._sessions.visitor(request)
+        if not visitor.operates:
+            return self._refuse(request, visitor)
+        try:
+            found = matching(self._service, population.strip(), where.strip())
+        except InvalidTask as error:
+            return self._renderer.page(request, visitor, "matching.html", found=None, concerns=error.sentences)
+        concerns = found.concerns(int(goal) if goal.isdecimal() else 1)
+        return self._renderer.page(request, visitor, "matching.html", found=found, concerns=concerns)
 
     async def upload(self, request: Request, sha256: str) -> Response:
         """Store a blob of a bundle, for an operator's page.

@@ -398,6 +398,7 @@ def dashboard_router(service: Service, access: Access) -> APIRouter:
         ("/compare", pages.compare),
         ("/docs", pages.documentation),
         ("/new", new.form),
+        ("/new/matching", new.matching),
         ("/models", pages.models),
         ("/populations/{population}", pages.population),
         ("/populations/{population}/models/{name}", pages.model),

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set as AbstractSet
 from dataclasses import dataclass, field
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple, TypeAlias, TypeVar
 
 import msgspec
 from msgspec.structs import replace
@@ -149,6 +150,70 @@ def unfit(tasks: Mapping[str, Needs], obstacles: Mapping[str, str]) -> Unfit:
     if wanted:
         return Unfit("unsupported-format", tuple(sorted(wanted)))
     return Unfit("not-eligible" if tasks else "no-task")
+
+
+LabelSet: TypeAlias = tuple[tuple[str, str], ...]
+"""The labels that a device tells, by name in order; empty where it tells none."""
+
+
+class Matching(msgspec.Struct, frozen=True, kw_only=True):
+    """The devices of a population that checked in lately, by a target: counts of many, and nothing of one.
+
+    where: the canonical text; "" matches all. matching: devices whose labels match. untold: those that tell no labels;
+    unkept: those of whose labels there are too many kinds to keep. labels: the names that devices tell. least: counts
+    are rounded down to multiples of it, and names that fewer tell are left out.
+    """
+
+    where: str
+    devices: int
+    matching: int
+    untold: int
+    unkept: int
+    labels: tuple[str, ...]
+    least: int = 1
+
+    @classmethod
+    def of(cls, where: str, kinds: Mapping[LabelSet, int], unkept: int, least: int) -> Matching:
+        """Those of so many devices of each kind, and others. where: canonical."""
+        tellers: Counter[str] = Counter()
+        for told, devices in kinds.items():
+            tellers.update({name: devices for name, _ in told})
+        matches = parse(where).matches if where else lambda labels: True
+        counts = {
+            "devices": sum(kinds.values()) + unkept,
+            "matching": sum(devices for told, devices in kinds.items() if matches(dict(told))),
+            "untold": kinds.get((), 0),
+            "unkept": unkept,
+        }
+        return cls(
+            where=where,
+            labels=tuple(sorted(name for name, devices in tellers.items() if devices >= least)),
+            least=least,
+            **{name: count - count % least for name, count in counts.items()},
+        )
+
+    @property
+    def sentence(self) -> str:
+        """The counts for people."""
+        kept = f"; the labels of {self._shown(self.unkept)} are not counted" if self.unkept else ""
+        return (
+            f"{self._shown(self.matching)} of {self._shown(self.devices)} devices that came within a day match; "
+            f"{self._shown(self.untold)} tell no labels{kept}"
+        )
+
+    def concerns(self, goal: int) -> list[str]:
+        """What should worry whoever starts a task with such a goal, in sentences."""
+        unknown = [name for name in (parse(self.where).names if self.where else ()) if name not in self.labels]
+        there = f"they tell {', '.join(self.labels)}" if self.labels else "they tell none"
+        found = [f"no device told a label {name} within a day; {there}" for name in unknown]
+        if self.matching < goal:
+            found.append(f"{self._shown(self.matching)} devices match, and the goal is {goal:,}")
+        return found
+
+    def _shown(self, count: int) -> str:
+        if self.least == 1:
+            return f"{count:,}"
+        return f"at least {count:,}" if count else f"fewer than {self.least:,}"
 
 
 def drawable(waiting: list[T], unreliable: Callable[[T], int], round_: Round, now: float) -> list[T]:

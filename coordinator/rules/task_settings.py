@@ -322,6 +322,11 @@ class TaskSettings:
         demand(few, "rounds", wording, self.rounds)
 
     @property
+    def wanted(self) -> str:
+        """The devices of its target in words; "" without one."""
+        return f"devices whose {parse(self.where).words}" if self.where else ""
+
+    @property
     def mode(self) -> str:
         """How rounds get their reports: "synchronous", each from a cohort of its own, or "buffered"."""
         return "synchronous" if self.buffered is None else "buffered"

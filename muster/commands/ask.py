@@ -17,6 +17,7 @@ from fedcore.validation import build
 from muster import asking
 from muster.commands.stores import Blobs, Database, Remote, given_again, open_store
 from muster.commands.task import signer
+from muster.creating import matching
 from muster.options import (
     Data,
     DropMissing,
@@ -103,7 +104,8 @@ def _counted(count: int, what: str) -> str:
 Where: TypeAlias = dict[str, str | None]
 """The options of the store: its database and blobs, or the coordinator's address."""
 OF_TASKS = (
-    *("population", "goal", "rounds", "purpose", "starts_at", "selection_timeout_s", "reporting_deadline_s", "secagg"),
+    *("population", "goal", "rounds", "purpose", "where", "starts_at"),
+    *("selection_timeout_s", "reporting_deadline_s", "secagg"),
 )
 """The settings of a task that the command takes."""
 SPREAD = ("secagg", "clear")
@@ -261,7 +263,10 @@ def _asked(where: Where, order: Order, timeout: float, outlet: Outlet) -> None:
     again = given_again(**where)
     with open_store(**where) as store, doing("ask") as note:
         sign = signer(store, where["db"], order.key)
-        task = asking.begin(store, order.asked, order.settings, note, formats=order.formats, sign=sign).id
+        begun = asking.begin(store, order.asked, order.settings, note, formats=order.formats, sign=sign)
+        task = begun.id
+        for sentence in matching(store, begun.settings):
+            remark(sentence)
         try:
             asking.wait_for(store, task, timeout, note)
             found = asking.read_answer(store, task)

@@ -23,6 +23,7 @@ from muster.creating import (
     Creation,
     Evaluated,
     Signs,
+    matching,
     read_release,
     release_facts,
     released_for,
@@ -173,6 +174,8 @@ def create(
         task = creation.register(store, settings, text=True)
         begun = Plan.decode(store.plan_part(task.id))
         _describe(store, task.id, json, device_noise(begun.report, task.settings))
+        for sentence in matching(store, task.settings):
+            remark(sentence)
         url = _devices_url(store, located(db)) if isinstance(store, CoordinatorStore) else None
     if not json:
         remark(f"A report has {report_bytes(begun.report, task.settings).words}.{in_words(begun, task.settings)}")
@@ -438,6 +441,7 @@ def _facts(task: Task, progress: Progress) -> dict[str, Any]:
         "signer": task.plan_signature and task.plan_signature.signer,
         "release": task.release and release_facts(task.release),
         "mode": task.settings.mode,
+        **({"runs_on": task.settings.wanted} if task.settings.where else {}),
         **msgspec.to_builtins(task.settings),
     }
 

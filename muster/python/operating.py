@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import tempfile
 import time
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from functools import partial
@@ -18,6 +19,7 @@ from numpy.typing import NDArray
 
 from coordinator.rules.budget import BudgetReport
 from coordinator.rules.entities import Evaluates, Measured, Regularly, RoundRecord, Task as Facts
+from coordinator.rules.selection import Matching
 from coordinator.rules.states import RoundState, TaskState
 from coordinator.rules.task_settings import TaskSettings
 from fedcore.algorithms import create, module_of
@@ -27,7 +29,7 @@ from fedcore.questions.answer import Answer
 from fedcore.release import Signed
 from fedcore.signing import SigningKey
 from muster import asking
-from muster.creating import FIRST_COUNTER, Creation, Evaluated, Signs, released_for
+from muster.creating import FIRST_COUNTER, Creation, Evaluated, Signs, matching, released_for
 from muster.local.server import memory_folder, starting_coordinator
 from muster.python.arguments import of_kind, speaking_python, with_settings_of
 from muster.releasing_models import trained_in
@@ -229,7 +231,19 @@ class Coordinator(AbstractContextManager["Coordinator"]):
         evaluated = Evaluated(model, other, evaluate_every, evaluation)
         sign = signing(self._store, release_key, counter)
         creation = Creation(bundle, like, (), evaluated, name, None, sign)
-        return Task(self._store, creation.register(self._store, settings).id)
+        made = creation.register(self._store, settings)
+        _warn(self._store, made.settings)
+        return Task(self._store, made.id)
+
+    def matching(self, population: str, where: str = "") -> Matching:
+        """How many of the devices that came within a day match a target, and the labels that they tell."""
+        return self._store.matching(population, where)
+
+
+def _warn(store: RemoteStore, settings: TaskSettings) -> None:
+    """Warn of a target that too few devices match, or that names a label which none told."""
+    for sentence in matching(store, settings)[1:]:
+        warnings.warn(sentence, stacklevel=4)
 
 
 def signing(store: RemoteStore, key: SigningKey | None, counter: int = FIRST_COUNTER) -> Signs | None:
@@ -401,6 +415,7 @@ def ask(  # noqa: PLR0913  # one keyword for each choice
     privacy = None if epsilon is None else asking.promise_of(epsilon, delta, users)
     chosen = asking.settings_of_question(asked, {"population": population, **settings}, privacy)
     task = asking.begin(store, asked, chosen, lambda note: None, sign=signing(store, release_key))
+    _warn(store, task.settings)
     asking.wait_for(store, task.id, timeout, lambda note: None)
     return asking.as_answer(asking.read_answer(store, task.id))
 

@@ -4,6 +4,7 @@ import functools
 import html
 import json
 import re
+import warnings
 from contextlib import ExitStack, contextmanager
 
 import httpx2
@@ -37,13 +38,13 @@ class Doors:
 
     def __init__(self, folder, urls, store, token, closing):
         self.store, self.bundle = store, make_private_bundle(folder / "plan", 8)
-        self.urls, self._folder, self._token = urls, folder, token
+        self.urls, self.folder, self._token = urls, folder, token
         self._manifest = (self.bundle.folder / "manifest.json").read_text()
         self._closing, self._key = closing, folder / "release.pem"
         assert in_process("key", "new", "--out", self._key).exit_code == 0
 
     def command_here(self, settings):
-        return self._command(settings, "--db", f"sqlite:///{self._folder / 'm.db'}", "--blobs", self._folder / "blobs")
+        return self._command(settings, "--db", f"sqlite:///{self.folder / 'm.db'}", "--blobs", self.folder / "blobs")
 
     def command_elsewhere(self, settings):
         return self._command(settings, "--coordinator", self.urls.admin)
@@ -69,7 +70,8 @@ class Doors:
 
     def python(self, settings):
         key = SigningKey.load(self._key) if "secagg" in settings else None
-        with muster.Coordinator(self.urls.admin, self._token) as coordinator:
+        quietly = warnings.catch_warnings(action="ignore")  # of a target that no device matches
+        with muster.Coordinator(self.urls.admin, self._token) as coordinator, quietly:
             try:
                 return coordinator.create(self.bundle, release_key=key, **settings).id
             except (InvalidTask, UnknownTask, FedcoreError) as error:
@@ -105,7 +107,7 @@ class Doors:
         """What `muster task release` writes for a task with secure aggregation; nothing for others."""
         if "secagg" not in settings:
             return ""
-        out = self._folder / "release.json"
+        out = self.folder / "release.json"
         where = ["--coordinator", self.urls.admin, "--plan", self.bundle.folder, "--release-key", self._key]
         made = in_process("task", "release", *options_of(settings), *where, "--out", out)
         return out.read_text() if made.exit_code == 0 else made.output

@@ -15,7 +15,7 @@ from fedcore.validation import settings_of
 from muster.options import option_of
 from simulator.configuration import SimulationConfig
 from tests.coordinator.bundles import make_bundle
-from tests.muster.doors import DOORS, PAIRS, SIMULATION_DOORS, Doors, SimulationDoors, opened
+from tests.muster.doors import DOORS, PAIRS, SIMULATION_DOORS, Doors, SimulationDoors, opened, options_of
 from tests.muster.test_cli import in_process
 from tools.pages import made
 
@@ -168,6 +168,25 @@ def test_no_setting_is_left_out_of_these_tests():
         *OF_ANOTHER_TASK,
     }
     assert tried == {f"{part}.{one.name}".lstrip(".") for part, one in every_setting()}
+
+
+def test_a_command_tells_a_target_in_words_and_how_many_match(doors):
+    words = ["task", "create", "--plan", doors.bundle.folder, *options_of(NEEDED), "--where", "region=eu and ring<2"]
+    made = in_process(*words, "--coordinator", doors.urls.admin)
+    for said in (
+        "devices whose region is eu and ring is below 2",
+        "0 of 0 devices that came within a day match; 0 tell no labels",
+        "no device told a label ring within a day; they tell none",
+        "0 devices match, and the goal is 10",
+    ):
+        assert said in " ".join(made.output.split()), made.output
+    near = in_process(*words, "--db", f"sqlite:///{doors.folder / 'm.db'}", "--blobs", doors.folder / "blobs")
+    assert "how many devices match, a running coordinator knows: name it with --coordinator" in near.output
+    wrong = in_process(*words[:-1], "region ~ eu", "--coordinator", doors.urls.admin)
+    assert (
+        "where must be an expression on labels; column 8: there is no operator `~`"
+        in f"{wrong.output}{wrong.exception}"
+    )
 
 
 @pytest.mark.parametrize("name", REFUSED_BY_THE_ALGORITHM)

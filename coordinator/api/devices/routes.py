@@ -156,7 +156,7 @@ class DeviceApi:
             outcome = await self._ask(command)
         self._metrics.checked_in(outcome)
         now = time.time()
-        self._check_ins.add(population, command.device, message.capabilities, now)
+        self._check_ins.add(population, command.device, message.capabilities, now, message.labels)
         self._driver.stated(population, message, now)
         return answer(outcome)
 
