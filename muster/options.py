@@ -35,7 +35,7 @@ from simulator.errors import EngineError
 # The two names of a setting: its keyword in Python and in files, and its option in a command. Errors name options.
 
 
-_OPTIONS = {"settings": "--set", "server_keys": "--server-key"}
+_OPTIONS = {"settings": "--set", "server_keys": "--server-key", "labels": "--label"}
 """Options that have another name than their setting."""
 _KEYWORDS = {option: name for name, option in _OPTIONS.items()} | {
     "--dataset": "users",

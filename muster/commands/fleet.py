@@ -376,8 +376,8 @@ def _beside(task: str, config: ForecastConfig, given: Mapping[str, Any]) -> Fore
 
 def _show_forecast(found: Forecast, config: ForecastConfig) -> None:
     facts = {name: value for name, value in msgspec.to_builtins(found).items() if name not in _NOT_SHOWN}
-    for absent in [name for name in ("paused", "accuracy") if not facts[name]]:
-        del facts[absent]
+    absent: dict[str, object] = {"paused": "", "accuracy": [], "matching": None, "untold": None}
+    facts = {name: value for name, value in facts.items() if name not in absent or value != absent[name]}
     show_fields(facts)
     if found.done_at_h is None:
         remark(f"{config.rounds} rounds take longer: {found.rounds} were done in {config.days} days; raise --days")

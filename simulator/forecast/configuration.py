@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from coordinator.rules.states import Requires
-from coordinator.rules.task_settings import Buffered, Secagg, TaskSettings
+from coordinator.rules.task_settings import TARGET, Buffered, Secagg, TaskSettings
 from fedcore.privacy.settings import WholeFromOne
 from fedcore.validation import Count, Fraction, build, check, checked, setting
 from simulator.errors import ForecastError
+from simulator.labels import Shares, label_shares
 
 OF_POPULATION = (
     *(
@@ -25,7 +26,7 @@ OF_POPULATION = (
         "trace",
         "charges",
     ),
-    *("unmetered", "median_examples", "speed_spread", "bandwidth", "step_s", "seed"),
+    *("labels", "unmetered", "median_examples", "speed_spread", "bandwidth", "step_s", "seed"),
 )
 """Settings that all tasks of a population have in common."""
 
@@ -79,6 +80,11 @@ class ForecastConfig:
     ) = None
     charges: Annotated[float, setting("Chance that a device is charged on a day.", ge=0.01, le=1)] = 0.8
     unmetered: Annotated[Fraction, setting("Share of devices whose network costs nothing.")] = 0.9
+    labels: Annotated[
+        tuple[str, ...],
+        setting("Labels, with the share of devices that tell them.", allowed="as region=eu:0.3, at most 1 for a name"),
+    ] = ()
+    where: Annotated[str, setting("Devices that the task wants.", allowed=TARGET)] = ""
     needs_unmetered: Annotated[bool, setting("Draw only devices whose network costs nothing.")] = False
     median_examples: Annotated[float, setting("Median of examples on a device.", gt=0, le=1e9)] = 100.0
     min_examples: Annotated[WholeFromOne, setting("Examples a device needs.")] = 1
@@ -93,7 +99,16 @@ class ForecastConfig:
 
     def __post_init__(self) -> None:
         check(self)
+        self.shares  # noqa: B018 - as are labels
         self.task  # noqa: B018 - a policy that cannot be is refused now
+
+    @property
+    def shares(self) -> Shares:
+        """The shares of devices that tell each label."""
+        try:
+            return label_shares(self.labels)
+        except ValueError as error:
+            raise ForecastError(str(error)) from error
 
     def beside(self, given: Mapping[str, Any]) -> ForecastConfig:
         """The configuration of another task of the same population, of its settings by name. Raises as the class."""

@@ -6,7 +6,7 @@ import csv
 import itertools
 import math
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, Protocol
@@ -19,11 +19,13 @@ from coordinator.rules.selection import Capabilities, Needs
 from coordinator.rules.task_settings import PHASES_AFTER_TRAINING, Secagg
 from fedcore.conditions import StatedConditions, rounded_down
 from fedcore.errors import why
+from fedcore.targets import parse
 from fedcore.wire.messages import RetryWindow
 from secagg.parameters import find
 from secagg.session import SessionPhase
 from simulator.errors import ForecastError
 from simulator.forecast.configuration import ForecastConfig
+from simulator.labels import Shares
 
 if TYPE_CHECKING:
     from _csv import Reader
@@ -206,7 +208,7 @@ class Devices:
 
     stretches: when they can come. zone: hours ahead of UTC. slow: CPU time over that of the median device. work_s:
     seconds from an assignment to the report, of which cpu_s compute and up_s send it. obstacle: index into `obstacles`,
-    0 for none.
+    0 for none. matching, untold: how many match the task's target, and how many tell no labels.
     """
 
     stretches: Stretches
@@ -217,6 +219,8 @@ class Devices:
     up_s: NDArray[np.float32]
     obstacle: NDArray[np.int8]
     obstacles: tuple[str, ...]
+    matching: int
+    untold: int
 
     def __len__(self) -> int:
         return len(self.zone)
@@ -232,7 +236,9 @@ class Devices:
         bandwidth = config.bandwidth * np.exp(chance.normal(0, _BANDWIDTH_SPREAD, count))
         examples = np.clip(config.median_examples * np.exp(chance.normal(0, _EXAMPLES_SPREAD, count)), 1, 2**31 - 1)
         held = examples.astype(np.int32)
-        obstacle, obstacles = _judged(config, held, chance.random(count) < config.unmetered)
+        sets, own = draw_label_sets(config.shares, count, config.seed)
+        obstacle, obstacles = _judged(config, held, chance.random(count) < config.unmetered, sets, own)
+        matches, in_sets = parse(config.where).matches if config.where else bool, np.bincount(own, minlength=len(sets))
         cpu_s = config.example_s * held * slow
         work_s = cpu_s + (config.bytes_down + config.bytes_up) / bandwidth
         nights = Nightly(begins.astype(np.float32), lasts.astype(np.float32), config.charges, config.seed)
@@ -245,25 +251,48 @@ class Devices:
             (config.bytes_up / bandwidth).astype(np.float32),
             obstacle,
             obstacles,
+            int(sum(in_sets[[bool(matches(one)) for one in sets]])),
+            int(sum(in_sets[[not one for one in sets]])),
         )
 
 
 def _judged(
-    config: ForecastConfig, examples: NDArray[np.int32], unmetered: NDArray[np.bool_]
+    config: ForecastConfig,
+    examples: NDArray[np.int32],
+    unmetered: NDArray[np.bool_],
+    sets: Sequence[Mapping[str, str]],
+    own: Rows,
 ) -> tuple[NDArray[np.int8], tuple[str, ...]]:
-    """What keeps each device out. The rule judges each kind once: devices that state the same are judged alike."""
+    """What keeps each device out. The rule judges each kind once: devices that state the same are judged alike.
+
+    sets, own: sets of labels, and the index of each device's.
+    """
     powers = np.floor(np.log2(examples)).astype(np.int64)
-    kinds, kind = np.unique(powers * 2 + unmetered, return_inverse=True)
-    needs = Needs(frozenset({_FORMAT}), _COLLECTION, config.min_examples, config.task.requires)
+    kinds, kind = np.unique((powers * 2 + unmetered) * len(sets) + own, return_inverse=True)
+    task = config.task
+    needs = Needs(frozenset({_FORMAT}), _COLLECTION, config.min_examples, task.requires, target=task.where)
     names, judged = [""], []
-    for one in kinds:
+    for one, labels in ((code // len(sets), sets[code % len(sets)]) for code in kinds.tolist()):
         conditions = StatedConditions(charging=True, idle=True, unmetered=bool(one % 2))
-        held = rounded_down(2 ** int(one // 2))
-        able = Capabilities(frozenset({_FORMAT}), {_COLLECTION: held}, conditions=conditions)
+        held = {_COLLECTION: rounded_down(2 ** (one // 2))}
+        able = Capabilities(frozenset({_FORMAT}), held, conditions=conditions, labels=labels)
         obstacle = needs.unmet_by("", able)
         names += [] if obstacle in names else [obstacle]
         judged.append(names.index(obstacle))
     return np.array(judged, np.int8)[kind], tuple(names)
+
+
+def draw_label_sets(shares: Shares, count: int, seed: int) -> tuple[list[dict[str, str]], Rows]:
+    """The labels of `count` devices: the different sets, and of each device the index of its own (count,)."""
+    sets: list[dict[str, str]] = [{}]
+    own = np.zeros(count, np.int64)
+    for place, (name, values) in enumerate(shares.items()):
+        chance = np.random.default_rng((seed, 4, place)).random(count)
+        value = np.searchsorted(np.cumsum(list(values.values())), chance, side="right")
+        told = [*({name: value} for value in values), {}]
+        found, own = np.unique(own * len(told) + value, return_inverse=True)
+        sets = [sets[code // len(told)] | told[code % len(told)] for code in found.tolist()]
+    return sets, own
 
 
 # The course of a forecast, as it happens: devices drawn, exchanges of secure rounds, counts.

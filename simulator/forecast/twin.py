@@ -217,7 +217,7 @@ class Twin:
             self._soon[step] = more if had is None else np.concatenate((had, more))
 
 
-_SETTINGS = {"examples": "min_examples", "conditions": "needs_unmetered"}
+_SETTINGS = {"examples": "min_examples", "conditions": "needs_unmetered", "labels": "where"}
 _LOOKED_AT = 100_000
 _LUCK = 4.0
 """A round that needs this many standard deviations more than it can expect does not come about."""
@@ -233,7 +233,8 @@ def check_fills(config: ForecastConfig, devices: Devices) -> None:
     for index, obstacle in enumerate(devices.obstacles[1:], start=1):
         left &= devices.obstacle != index
         if left.sum() < least:
-            raise _starved(config, _SETTINGS[obstacle], int(left.sum()), least)
+            untold = f" ({devices.untold:,} tell no labels)" if obstacle == "labels" else ""
+            raise _starved(config, _SETTINGS[obstacle], int(left.sum()), least, untold)
     left &= devices.work_s < policy.reporting_deadline_s
     if left.sum() < least:
         work_s = float(np.median(devices.work_s))
@@ -327,6 +328,7 @@ class Phone(msgspec.Struct, frozen=True):
 class Forecast(msgspec.Struct, frozen=True, kw_only=True):
     """What will happen. Times are in virtual time from the start.
 
+    matching, untold: devices that match the target, and that tell no labels; None without a target.
     rounds: committed; rounds_a_day: by day. fill_s: from the moment when a round could draw to its draw; round_s: from
     the draw to the commit. turned_away: visits by reason. assignments: by how they ended. never_took_part: share of all
     devices; never_by_zone, never_by_speed: the same of those at each time zone, and of each fifth by speed. phone: CPU
@@ -337,6 +339,8 @@ class Forecast(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     devices: int
+    matching: int | None
+    untold: int | None
     days: int
     rounds: int
     rounds_a_day: list[int]
@@ -392,6 +396,8 @@ def _answers(config: ForecastConfig, task: TaskRounds, started: float) -> Foreca
     zones = np.unique(zone).tolist() if config.trace is None else []
     return Forecast(
         devices=config.devices,
+        matching=task.devices.matching if config.where else None,
+        untold=task.devices.untold if config.where else None,
         days=days,
         rounds=len(rounds),
         rounds_a_day=by_hour.reshape(days, 24).sum(axis=1).tolist(),

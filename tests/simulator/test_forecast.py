@@ -10,7 +10,7 @@ import pytest
 from coordinator.errors import InvalidTask
 from simulator.errors import ForecastError
 from simulator.forecast.configuration import ForecastConfig
-from simulator.forecast.course import BINS_PER_OCTAVE, DAY_S, Devices, read_trace
+from simulator.forecast.course import BINS_PER_OCTAVE, DAY_S, Devices, draw_label_sets, read_trace
 from simulator.forecast.twin import Twin, check_fills, forecast
 
 PATIENT = {"goal": 50, "example_s": 10.0, "reporting_deadline_s": 7200.0, "step_s": 10.0}
@@ -123,6 +123,11 @@ def test_task_whose_attempts_fail_is_paused_as_on_a_coordinator():
         ({"charging_s": 60.0}, "charging_s=60.0 leaves"),
         ({"charges": 0.1}, "at the best hour of a day"),
         ({"retry_min_s": 600.0}, "retry_min_s=600.0 leaves 11 of 1,000 devices, who wait at the same time, for 30 s"),
+        ({"where": "region = eu"}, "where=region = eu leaves 0 of 1,000 devices (1,000 tell no labels)"),
+        (
+            {"where": "a = b", "labels": ("a=b:0.02", "c=d:1")},
+            "devices (0 tell no labels), and a round counts from 100",
+        ),
         ({"drop_out": 0.9}, "drop_out=0.9 leaves 44 reports of a round of 130 devices at best"),
     ],
 )
@@ -132,6 +137,37 @@ def test_profile_that_fills_no_round_is_refused_with_what_starves_it(settings, w
         check_fills(config, Devices.drawn(config))
     assert words in str(refused.value)
     assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"labels": ("region=eu:1.5",)}, "label region=eu: its share must be a number from 0 to 1, not 1.5"),
+        ({"labels": ("region=eu",)}, "label 'region=eu' is not like region=eu:0.3"),
+        ({"labels": ("a=b:0.6", "a=c:0.5")}, "label a: its shares are 1.1 together, more than 1"),
+    ],
+)
+def test_labels_that_no_devices_can_draw_are_refused(settings, words):
+    with pytest.raises(ForecastError, match=words):
+        ForecastConfig(**settings)
+
+
+def test_only_devices_that_match_the_target_take_part_and_silent_ones_are_counted_apart():
+    labels = ("region=eu:0.3", "region=us:0.5", "app_version=3.10:0.5")
+    config = ForecastConfig(devices=2000, labels=labels, **PATIENT | {"goal": 5})
+    sets, own = draw_label_sets(config.shares, 2000, config.seed)
+    told = [sets[index] for index in own]
+    wanted = np.array([one.get("region") == "eu" and one.get("app_version") == "3.10" for one in told])
+    twin = Twin(replace(config, where="app_version >= 3.9 and region in (eu, uk)"))
+    course = twin.run(seconds=HALF_A_DAY_S)
+    assert (twin.devices.matching, twin.devices.untold) == (wanted.sum(), told.count({}))
+    assert abs(wanted.sum() - 300) < 60
+    assert abs(told.count({}) - 200) < 60
+    assert not course.took_part[~wanted].any()
+    assert course.took_part[wanted].any()
+    assert course.turned_away["labels"] > 0
+    plain = Devices.drawn(replace(config, labels=()))
+    assert np.array_equal(plain.work_s, twin.devices.work_s)
 
 
 def test_minimum_above_the_goal_is_refused():
