@@ -61,13 +61,16 @@ class DeviceConfig:
 
 
 def secret_in(secret: bytes | Path | str | None) -> bytes | None:
-    """An enrolment secret, as it is or from its file. Raises ConfigError where the file cannot be read."""
+    """An enrolment secret, as it is or from its file. Raises ConfigError where that cannot be read, or is empty."""
     if secret is None or isinstance(secret, bytes):
         return secret
     try:
-        return Path(secret).read_bytes().strip()
+        held = Path(secret).read_bytes().strip()
     except OSError as error:
         raise ConfigError(f"the enrolment secret {secret} cannot be read: {why(error)}") from error
+    if not held:
+        raise ConfigError(f"the enrolment secret {secret} is empty")
+    return held
 
 
 def sealer_of(config: DeviceConfig) -> Sealer:

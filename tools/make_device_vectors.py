@@ -25,7 +25,21 @@ from fedcore.release import LineageEntry, Release, ReleasedEvaluation, SumBounds
 from fedcore.report import LOSS_COUNTS, ReportLayout, Segment
 from fedcore.schedule import Loop
 from fedcore.signing import SigningKey, SucceedingKey, Succession, Successor
-from fedcore.wire.messages import Accepted, Assignment, Enrolled, Offer, Rejected, RetryWindow, SecaggParties, encode
+from fedcore.wire.messages import (
+    Accepted,
+    AndroidKey,
+    AppAttest,
+    Assignment,
+    Enrolled,
+    Offer,
+    Rejected,
+    RetryWindow,
+    SecaggParties,
+    SharedSecret,
+    attestation_challenge,
+    encode,
+    shared_secret_proof,
+)
 from fedcore.wire.signatures import PublicKey, device_id
 from secagg import parameters
 from tests.device_runtime import divisions, linear
@@ -83,6 +97,7 @@ def device_vectors():
         "runner": trained(),
         "refused_graphs": {name: graph.SerializeToString().hex() for name, (graph, _) in REFUSED.items()},
         "loop": running_sum().SerializeToString().hex(),
+        "attestations": list(attestations()),
     }
 
 
@@ -368,6 +383,22 @@ def trained():
         "values": result.values.tobytes().hex(), "weight": result.weight, "steps": result.steps,
         "examples": result.examples,
     }  # fmt: skip
+
+
+def attestations():
+    """Evidence for keys and times: proofs of a secret, and the challenges of platforms with what they attest."""
+    for created, kind, said in (
+        (1_763_740_800, AndroidKey, tuple(bytes([place]) * 5 for place in range(1, 4))),
+        (2**31, AppAttest, bytes(range(200, 256))),
+    ):
+        key, secret = PublicKey.of(private(created % 7)).text, bytes(range(16 + created % 90))
+        yield {
+            "key": key, "created": created, "secret": secret.hex(),
+            "proof": json.loads(encode(SharedSecret(shared_secret_proof(secret, key, created)))),
+            "challenge": attestation_challenge(key, created).hex(),
+            "said": [one.hex() for one in said] if kind is AndroidKey else said.hex(),
+            "evidence": json.loads(encode(kind(said))),
+        }  # fmt: skip
 
 
 def text():

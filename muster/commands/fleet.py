@@ -113,7 +113,7 @@ SecretFile = Annotated[
     typer.Option(
         exists=True,
         dir_okay=False,
-        help="File of the secret that devices in Python and Kotlin prove to know when they enrol.  [default: none]",
+        help="File of the secret that devices prove to know when they enrol.  [default: none]",
     ),
 ]
 

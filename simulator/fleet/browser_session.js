@@ -1,5 +1,5 @@
 // One session of a device in a page, whose worker it drives; gives the outcome. Its state is that of the page's origin.
-async ({ coordinator, population, policy, examples, labels }) => {
+async ({ coordinator, population, policy, examples, labels, secret }) => {
   const conditions = { charging: null, idle: null, unmetered: null, battery: null, freeStorageBytes: null };
   const owner = { policy, rules: { onBattery: true, onMetered: true }, retention: { maxAgeS: 1e9, most: 1e6 } };
   const { href } = new URL(coordinator);
@@ -41,6 +41,7 @@ async ({ coordinator, population, policy, examples, labels }) => {
       texts.delete(`due:${href}:${population}`);
       texts.put(JSON.stringify(owner), "owner");
       texts.put(JSON.stringify(labels), "labels");
+      secret === null ? texts.delete("enrolment-secret") : texts.put(secret, "enrolment-secret");
       kept.clear();
       const at = Date.now() / 1000;
       for (let row = 0; row < Math.min(...columns.map(({ count }) => count)); row += 1) {

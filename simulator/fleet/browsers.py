@@ -23,6 +23,7 @@ from urllib.parse import urlsplit
 import msgspec
 import numpy as np
 
+from device_runtime.config import secret_in
 from fedcore.validation import decoder
 from ingress.limits import is_this_machine
 from simulator.errors import BrowserMissing, FleetError
@@ -118,8 +119,8 @@ def check_page(coordinator: str) -> None:
 def run_session(browser: webdriver.Chrome, window: str, arguments: dict[str, Any]) -> bytes:
     """The outcome of one session in a window with a still file of the page, as JSON. Needs CAPABILITIES.
 
-    arguments: coordinator, population, policy, labels and examples (`fields`). Raises WebDriverException when the page
-    is gone.
+    arguments: coordinator, population, policy, labels, examples (`fields`) and the enrolment secret (`base64_of`).
+    Raises WebDriverException when the page is gone.
     """
     script = browser.script
     script.execute(_BEGIN.format(session=_SCRIPT.read_text()), json.dumps(arguments), context_id=window)
@@ -139,6 +140,11 @@ def fields(path: Path) -> dict[str, dict[str, Any]]:
             }
             for name, array in arrays.items()
         }
+
+
+def base64_of(secret: bytes | None) -> str | None:
+    """An enrolment secret in the form of JSON."""
+    return None if secret is None else base64.b64encode(secret).decode()
 
 
 def _page(coordinator: str) -> str:
@@ -167,6 +173,7 @@ class BrowserHost:
             "policy": msgspec.to_builtins(start.policy) or {},
             "examples": fields(Path(start.examples)),
             "labels": start.device.labels,
+            "secret": base64_of(secret_in(start.enrolment_secret)),
         }
         try:
             outcome = msgspec.Raw(run_session(self._browser, self._window(start), arguments))

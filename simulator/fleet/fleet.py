@@ -31,7 +31,6 @@ from simulator.fleet.fork_servers import (
     BROWSER,
     DIED,
     HERE,
-    NODE,
     EndedSessions,
     ForkServers,
     architectures,
@@ -150,8 +149,7 @@ class FleetConfig:
 
     kinds: the kinds of devices, in shares by weight. seed: of everything that is drawn. wait_s: the time that a device
     waits to be selected. sessions: the number of sessions after which the fleet ends. policy: of every device; None
-    means the default one. enrolment_secret: the file of the secret that devices in Python and Kotlin prove to know when
-    they enrol; those in TypeScript cannot.
+    means the default one. enrolment_secret: the file of the secret that devices prove to know when they enrol.
     """
 
     coordinator: str
@@ -189,8 +187,6 @@ class Fleet:
         address_of(config.coordinator)
         _check("backend", [kind.backend for kind in config.kinds], tuple(BACKENDS))
         _check("architecture", [kind.arch for kind in config.kinds], architectures())
-        if config.enrolment_secret is not None and all(kind.runtime in {NODE, BROWSER} for kind in config.kinds):
-            raise FleetError("devices in TypeScript know no enrolment secret, and this fleet has no others")
         self._config = config
         self._random = random.Random(config.seed)
         self._devices = {

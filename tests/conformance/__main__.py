@@ -7,7 +7,7 @@ import traceback
 from pathlib import Path
 
 from simulator.errors import FleetError
-from tests.conformance import plain, secure  # noqa: F401  # they make promises
+from tests.conformance import attested, plain, secure  # noqa: F401  # they make promises
 from tests.conformance.device import known
 from tests.conformance.promises import PROMISES, stage, table
 

@@ -12,12 +12,13 @@ from contextlib import contextmanager
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
-from simulator.fleet.browsers import CAPABILITIES, chromium, fields, run_session
+from device_runtime.config import secret_in
+from simulator.fleet.browsers import CAPABILITIES, base64_of, chromium, fields, run_session
 
 
 def main():
     parser = argparse.ArgumentParser()
-    for name in ("page", "coordinator", "population", "examples", "state", "policy"):
+    for name in ("page", "coordinator", "population", "examples", "state", "policy", "enrolment-secret-file"):
         parser.add_argument(f"--{name}", required=True)
     given = parser.parse_args()
     state = Path(given.state)
@@ -27,6 +28,7 @@ def main():
         "population": given.population,
         "policy": json.loads(Path(given.policy).read_text()),
         "examples": fields(Path(given.examples)),
+        "secret": base64_of(secret_in(given.enrolment_secret_file)),
     }
     profile = state / "profile"
     for lock in profile.glob("Singleton*"):

@@ -16,7 +16,11 @@ from tests.device_runtime import linear
 from tests.device_runtime.pages import build
 
 PATIENCE_S = 120
-PLACES = "--coordinator {coordinator} --population {population} --examples {examples} --state {state}"
+PLACES = (
+    "--coordinator {coordinator} --population {population} --examples {examples} --state {state} "
+    "--enrolment-secret-file {secret}"
+)
+SECRET = b"only devices and who enrols them know this"
 
 
 def known(name, page=fork_servers.JS_FOLDER / "dist" / "page"):
@@ -51,10 +55,11 @@ def started(words):
 
 
 class Device:
-    """One device: its command line, a folder with its examples, its policy and its state, and how it is run."""
+    """One device: its command line, a folder with its examples, policy, secret and state, and how it is run."""
 
     def __init__(self, command_line, folder, url, run=started):
         self._command_line, self._folder, self._url, self._run = command_line, folder, url, run
+        (folder / "secret").write_bytes(SECRET + b"\n")
         self.hold(linear.examples(10))
 
     def hold(self, examples):
@@ -88,6 +93,7 @@ class Device:
             "state": "state",
             "policy_json": "policy.json",
             "policy_toml": "policy.toml",
+            "secret": "secret",
         }
         filled = {name: str(self._folder / file) for name, file in places.items()}
         filled |= {"coordinator": self._url, "population": "phones"}

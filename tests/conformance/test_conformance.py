@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from simulator.fleet import fork_servers
-from tests.conformance import plain, secure  # noqa: F401  # they make promises
+from tests.conformance import attested, plain, secure  # noqa: F401  # they make promises
 from tests.conformance.__main__ import main
 from tests.conformance.device import known, started
 from tests.conformance.promises import OF_EACH, PROMISES, RUNTIMES, is_brief, stage

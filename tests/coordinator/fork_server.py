@@ -85,7 +85,7 @@ class CoordinatorForkServer:
         with ExitStack() as stack:
             shared = {name: value for name, value in settings.items() if name == "enrolment_secret_file"}
             if "page" in settings:  # it speaks to the authority too
-                settings["port"] = free_port()
+                settings.setdefault("port", free_port())
                 shared["allowed_origins"] = (f"http://127.0.0.1:{settings['port']}",)
             if secure:
                 settings |= stack.enter_context(authority(folder, **shared))

@@ -28,7 +28,7 @@ from simulator.fleet.faults import EmulatedConditions, PlannedFailure
 from simulator.fleet.fleet import Fleet, FleetConfig, FleetSummary, Session, state_folder
 from simulator.fleet.fork_server import Ended
 from simulator.fleet.fork_servers import HERE, fork_servers
-from simulator.fleet.profile import Kind, counted_kinds, equal_kinds
+from simulator.fleet.profile import Kind, equal_kinds
 
 
 def processes():
@@ -173,14 +173,6 @@ def test_devices_enrol_with_the_secret_of_a_file_or_hear_what_is_missing(tmp_pat
         local.store.register_task(bundle, settings)
         with pytest.raises(FleetError, match=r"not-attested.*; give the devices its enrolment secret, or .*--trial"):
             fleet(tmp_path / "without", local.url, users).run()
-
-
-def test_devices_that_cannot_prove_a_secret_are_refused_one(tmp_path):
-    users, _ = datasets.users("digits", None, 1)
-    with pytest.raises(
-        FleetError, match="devices in TypeScript know no enrolment secret, and this fleet has no others"
-    ):
-        fleet(tmp_path, "http://127.0.0.1:9", users, enrolment_secret=tmp_path, kinds=counted_kinds("node:1"))
 
 
 def test_an_unknown_population_is_named(task, tmp_path):

@@ -5,6 +5,7 @@ import subprocess
 import threading
 from collections import Counter
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 
 import msgspec
 import numpy as np
@@ -31,6 +32,7 @@ from simulator.fleet.fork_servers import BROWSER, HERE, JVM, NODE, fork_servers,
 from simulator.fleet.profile import Kind, counted_kinds
 from simulator.proofs import counted_cohort, worst_difference
 from tests.conformance.browser import served
+from tests.coordinator.fork_server import authority, free_port
 from tests.device_runtime.coordinator import serving
 from tests.device_runtime.node import node
 from tests.device_runtime.pages import build
@@ -220,7 +222,39 @@ def test_a_secure_fleet_of_four_runtimes_sums_exactly_through_kills(tmp_path, co
     assert killed >= sessions // 10
     assert jvm.killed
     assert all(endings["reported"] for endings in summary.by_kind.values())
-    assert attested == {"shared-secret": 8, "none": 6}  # those in Python and Kotlin, and those in TypeScript
+    assert attested == {"shared-secret": devices}
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1200)
+def test_a_secure_fleet_is_attested_by_a_secret_at_the_authority(tmp_path, coordinators):
+    kinds = counted_kinds("python:3,node:3,browser:2,jvm:3")
+    skip_without({kind.runtime for kind in kinds})
+    users, _ = datasets.users("digits", None, 11)
+    bundle = export_bundle(Model(load("logreg", (1, 8, 8), 10), SEED), create("fedavg", {}), tmp_path / "plan")
+    secret, key, port = tmp_path / "secret", SigningKey.new(tmp_path / "release.pem"), free_port()
+    secret.write_text("0123456789abcdef\n")
+    closed = {"accept_unattested": False, "allowed_origins": (f"http://127.0.0.1:{port}",)}
+    given = {"accept_unattested": False, "port": port, "page": str(build(tmp_path / "page"))}
+    with (
+        authority(tmp_path / "authority", enrolment_secret_file=secret, **closed) as parties,
+        coordinators.local(tmp_path, SEED, silence_s=60.0, **given, **parties) as local,
+    ):
+        settings = TaskSettings(population="p", goal=11, rounds=2, over_selection=1.0, secagg=SECAGG)
+        task = local.create_task(bundle, settings, key).id
+        known = Policy(signers=(key.signer,), **parties)
+        config = FleetConfig(
+            coordinator=local.url, population="p", folder=tmp_path / "devices", concurrency=11, kinds=kinds,
+            policy=known, enrolment_secret=secret,
+        )  # fmt: skip
+        for policy in (known, Policy(signers=known.signers)):
+            strangers = {"folder": tmp_path / "strangers", "enrolment_secret": None, "policy": policy}
+            with pytest.raises(FleetError, match="not-attested"):
+                Fleet(replace(config, kinds=counted_kinds("node:11"), **strangers), users).run()
+        summary = Fleet(config, users).run()
+        assert len(local.committed(task)) == 2
+        assert all(endings["reported"] for endings in summary.by_kind.values())
+        assert {one.attestation for one in local.store.devices()} == {"credential"}
 
 
 @pytest.mark.parametrize("runtimes", ["node:2,python:2", pytest.param("aarch64:1", marks=pytest.mark.long)])

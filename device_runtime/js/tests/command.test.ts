@@ -36,6 +36,16 @@ test.each<[string, string[], RegExp]>([
   ["a label without a value", [...given(), "--label", "region"], /^error: label "region" is not like region=eu$/],
   ["a label twice", [...given(), "--label", "ring=a=b", "--label", "ring=c"], /^error: label ring is given twice$/],
   ["a label too long", [...given(), "--label", `ring=${"x".repeat(65)}`], /label ring: .* 1 to 64 bytes, not 65$/],
+  [
+    "a secret that is not there",
+    [...given(), "--enrolment-secret-file", "/nowhere", "--once"],
+    /secret \/nowhere cannot be/,
+  ],
+  [
+    "a secret that is none",
+    [...given(), "--enrolment-secret-file", "/dev/null", "--once"],
+    /secret \/dev\/null is empty/,
+  ],
   ["a policy that is not there", [...given(), "--policy", "/nowhere.json"], /policy \/nowhere.json cannot be read/],
   ["a policy that is no JSON", [...given(), "--policy", "not.json"], /^error: policy .*not.json cannot be read: .+$/],
 ])("%s is refused with exit code 2", async (_, words, message) => {

@@ -10,7 +10,9 @@ import { type Codec, codedSize, encode } from "../src/core/plans/codecs.ts";
 import { checkGraph } from "../src/core/plans/onnx-check.ts";
 import { decodePlan, decodeTraining, PREDICT, parameterCount } from "../src/core/plans/plan.ts";
 import { concatenate, reportSize, weigh } from "../src/core/plans/report.ts";
+import type { Platform } from "../src/core/platform.ts";
 import { deviceId, keyText, signatureBase, signatureFields } from "../src/core/protocol/call.ts";
+import { evidence } from "../src/core/protocol/enrolment.ts";
 import * as masking from "../src/core/protocol/secure.ts";
 import { noiseOf } from "../src/core/secagg/packing.ts";
 import { decodeAnswer } from "../src/core/wire/messages.ts";
@@ -353,6 +355,29 @@ test.for<Vector>(device.successions)("a pinned key leads where Python says", asy
   await (leads_to === null
     ? expect(led).rejects.toThrow(FormatError)
     : led.then((key) => expect(hex(key)).toBe(leads_to)));
+});
+
+test.for<Vector>(device.attestations)("evidence at $created is Python's", async (one) => {
+  const { key, created, secret, proof, challenge, said } = one;
+  const knowing = { enrolmentSecret: fromHex(secret) } as unknown as Platform;
+  expect(await evidence(knowing, key, created)).toEqual(proof);
+  const asked: string[] = [];
+  const attest = async (of: Uint8Array) => {
+    asked.push(hex(of));
+    return Array.isArray(said)
+      ? { kind: "android-key", chain: said.map(fromHex) }
+      : { kind: "app-attest", statement: fromHex(said) };
+  };
+  expect(await evidence({ ...knowing, attest } as Platform, key, created)).toEqual(one.evidence);
+  expect(asked).toEqual([challenge]);
+  expect(await evidence({} as Platform, key, created)).toEqual({ kind: "none" });
+});
+
+test("a phone that attests no key now says so, and the next session tries again", async () => {
+  const attest = () => Promise.reject(new Error("the Keystore is locked"));
+  const failed = await evidence({ attest } as unknown as Platform, "ed25519:k", 1).catch((error: unknown) => error);
+  expect(failed).toMatchObject({ reason: "key-unavailable", permanent: false });
+  expect(String(failed)).toContain("the Keystore is locked");
 });
 
 const requests = vectors("requests.json").filter((one: Vector) => one.outcome === "good");

@@ -12,7 +12,7 @@ import { Graph } from "../src/core/plans/engine.ts";
 import { decodePlan } from "../src/core/plans/plan.ts";
 import { execute } from "../src/core/plans/runner.ts";
 import { allowSessions, defineSessions, forbidSessions } from "../src/native/device.ts";
-import { nativeEngine, phoneConditions } from "../src/native/platform.ts";
+import { appIntegrity, nativeEngine, phoneConditions } from "../src/native/platform.ts";
 import { FileBlobs, Folder, Keychain, SealedStore } from "../src/native/storage.ts";
 import { FakeBackground, FakeDatabase, FakeSecureStore, fakeFiles, fakeOrt } from "./phone.ts";
 import { bytesOf, floats, vectors } from "./vectors.ts";
@@ -160,6 +160,31 @@ test.each([
   const network = { fetch: async () => ({ details }) };
   const now = await phoneConditions({ getPowerStateAsync: async () => power }, network, fakeFiles(cache));
   expect(now.unmetered).toBe(unmetered);
+});
+
+test.each([
+  ["android", { kind: "android-key", chain: [Uint8Array.of(0, 1), Uint8Array.of(255)] }],
+  ["ios", { kind: "app-attest", statement: Uint8Array.of(171) }],
+])("on %s a new key is attested for the challenge as a text", async (system, expected) => {
+  const asked: string[] = [];
+  const names = new Set<string>();
+  const attest = appIntegrity(
+    {
+      async generateHardwareAttestedKeyAsync(name, challenge) {
+        names.add(name);
+        asked.push(challenge);
+      },
+      getAttestationCertificateChainAsync: async (name) => (names.has(name) ? ["AAE=", "/w=="] : []),
+      generateKeyAsync: async () => "a new key",
+      async attestKeyAsync(key, challenge) {
+        if (key === "a new key") asked.push(challenge);
+        return "qw==";
+      },
+    },
+    system,
+  );
+  expect(await attest(Uint8Array.of(0, 171, 255))).toEqual(expected);
+  expect(asked).toEqual(["00abff"]);
 });
 
 test("sessions run in the background once they are allowed, until they are forbidden", async () => {

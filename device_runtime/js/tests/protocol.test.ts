@@ -145,6 +145,37 @@ test("a hold is opened again soon though the clock is set back", async () => {
   expect(held).toHaveLength(4);
 });
 
+test.each(["coordinator", "authority"])(
+  "a stop is heard while the %s does not answer an introduction",
+  async (whose) => {
+    const stop = new AbortController();
+    let parties: object | null = null;
+    const [answer] = await ask({ method: "GET", path: "/" }, (request, response) => {
+      const asked = request.url === "/v1/devices" ? "coordinator" : "authority";
+      if (asked === whose && request.url !== "/") return void setTimeout(() => stop.abort(), 100);
+      const body = JSON.stringify({ device: "d-0", secagg: parties });
+      response.writeHead(200, { "content-type": "application/json" }).end(body);
+    });
+    await answer;
+    const { port } = server!.address() as AddressInfo;
+    const [key, url] = [base64(new Uint8Array(32)), new URL(`http://127.0.0.1:${port}`)];
+    parties = { server: { first: key, successors: [] }, authority: key, authority_url: url.href };
+    const store = new MemoryStore();
+    const signing = (name: string) => keptSigningKey(store, name);
+    const now = () => Date.now() / 1000;
+    const here = { ...platform, store, now, signingKey: signing, sleep: () => sleep(1) } as unknown as Platform;
+    const transport = new Transport(here, url);
+    transport.stopping = stop.signal;
+    const enrolments = await Enrolments.of(
+      here,
+      { coordinator: url, population: "p", policy: policyOf({}) },
+      transport,
+    );
+    await expect(enrolments.credential()).rejects.toThrow(Unreachable);
+    expect(stop.signal.aborted).toBe(true);
+  },
+);
+
 test("an authority without TLS is not asked where the policy demands TLS", async () => {
   const asked: string[] = [];
   const refuse = async (url: URL) => {

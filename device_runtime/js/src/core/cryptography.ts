@@ -8,6 +8,7 @@
 import { ctr, gcm } from "@noble/ciphers/aes.js";
 import { ed25519, x25519 } from "@noble/curves/ed25519.js";
 import { hkdf as hkdfOf } from "@noble/hashes/hkdf.js";
+import { hmac as hmacOf } from "@noble/hashes/hmac.js";
 import { sha256 as digestOf } from "@noble/hashes/sha2.js";
 import { type Bytes, concat, equal, fromBase64url, fromHex } from "./bytes.ts";
 
@@ -266,6 +267,11 @@ function suite(): Promise<Suite> {
 function ofSuite<K extends keyof Suite>(name: K): Suite[K] {
   const call = async (...given: unknown[]) => ((await suite())[name] as (...given: unknown[]) => unknown)(...given);
   return call as unknown as Suite[K];
+}
+
+/** HMAC-SHA-256, 32 bytes. The messages are short, so JavaScript computes it. */
+export function hmac(secret: Bytes, message: Bytes): Bytes {
+  return hmacOf(digestOf, secret, message);
 }
 
 export const sha256 = ofSuite("sha256");

@@ -42,6 +42,11 @@ export class PolicyForbids extends DeviceError {
   override readonly permanent = true;
 }
 
+/** A key of the platform, to attest with, is not available now. The device gives nothing up because of it. */
+export class KeyUnavailable extends DeviceError {
+  override readonly reason = "key-unavailable";
+}
+
 /** Stored data is gone or was changed: a finished report, an identity. */
 export class StateDamaged extends DeviceError {
   override readonly reason = "state-unusable";

@@ -12,7 +12,7 @@ export type { Columns, Inputs } from "./models/version.ts";
 export { type Labels, type Policy, policyOf } from "./permission/policy.ts";
 export type { Engine, OnnxRuntime } from "./plans/engine.ts";
 export { type Column, type ExampleSource, type Examples, ExamplesError, type Values } from "./plans/examples.ts";
-export type { BlobCache, Conditions, Platform, Store } from "./platform.ts";
+export type { Attest, BlobCache, Conditions, Platform, PlatformAttestation, Store } from "./platform.ts";
 export { Device } from "./sessions/device.ts";
 export { runForever } from "./sessions/scheduler.ts";
 export { runSession, type SessionConfig } from "./sessions/session.ts";

@@ -58,6 +58,14 @@ export function usedMs(at: number, now = Date.now()): number {
   return at <= now + 60_000 ? at : 0;
 }
 
+/** What a phone's platform attests of a new key of the app's: certificates in DER, leaf first, or Apple's statement. */
+export type PlatformAttestation =
+  | { readonly kind: "android-key"; readonly chain: readonly Bytes[] }
+  | { readonly kind: "app-attest"; readonly statement: Bytes };
+
+/** Evidence for a challenge of 32 bytes. What it throws counts as KeyUnavailable: the next session tries again. */
+export type Attest = (challenge: Bytes) => Promise<PlatformAttestation>;
+
 /** Everything that a session needs from the machine. Only one session at a time may use it. */
 export interface Platform {
   readonly store: Store;
@@ -66,6 +74,10 @@ export interface Platform {
   readonly examples: ExampleSource;
   /** A private key of the device by its name, made at the first call and kept. Throws StateDamaged. */
   readonly signingKey: (name: "device" | "secagg") => Promise<SigningKey>;
+  /** A secret that coordinator and authority know too, which the device proves to know when it enrols. */
+  readonly enrolmentSecret?: Bytes | undefined;
+  /** Instead of a secret, the platform's evidence: at enrolment and at each renewal of the credential. */
+  readonly attest?: Attest | undefined;
   /** Reads the current conditions. Throws PolicyForbids when the owner does not let the device work under them. */
   readonly conditions: () => Promise<Conditions>;
   /** HTTP, as in browsers, with bodies that are read piece by piece. */

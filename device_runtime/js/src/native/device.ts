@@ -7,14 +7,16 @@
  * @module native
  */
 
+import type { Bytes } from "../core/bytes.ts";
 import type { RandomSource } from "../core/cryptography.ts";
 import type { ExampleSource } from "../core/plans/examples.ts";
-import type { Platform } from "../core/platform.ts";
+import type { Attest, Platform } from "../core/platform.ts";
 import type * as provided from "./modules.ts";
 import { nativeEngine, phoneConditions } from "./platform.ts";
 import { FileBlobs, Folder, Keychain, SealedStore } from "./storage.ts";
 
 export type * from "./modules.ts";
+export { appIntegrity } from "./platform.ts";
 
 import type { Outcome } from "../core/kept/sessions.ts";
 
@@ -31,6 +33,10 @@ export interface PhoneModules {
   readonly fetch: typeof fetch;
   readonly random: RandomSource;
   readonly examples: ExampleSource;
+  /** The phone's own evidence for coordinator and authority, such as `appIntegrity`. */
+  readonly attest?: Attest;
+  /** Instead of that, a secret. Who has the app can read it. */
+  readonly enrolmentSecret?: Bytes;
 }
 
 /** A phone's platform: `runSession(await phonePlatform(modules), config)`. One session at a time. */
@@ -42,6 +48,8 @@ export async function phonePlatform(modules: PhoneModules): Promise<Platform> {
     blobs: new FileBlobs(new Folder(files, "muster-blobs")),
     engine: nativeEngine(modules.ort, modules.ortVersion, new Folder(files, "muster-graphs")),
     examples: modules.examples,
+    attest: modules.attest,
+    enrolmentSecret: modules.enrolmentSecret,
     signingKey: (name) => keychain.signingKey(name),
     conditions: () => phoneConditions(modules.battery, modules.network, files),
     fetch: modules.fetch,

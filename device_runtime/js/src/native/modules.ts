@@ -53,6 +53,18 @@ export interface NetInfo {
   fetch(): Promise<{ details: object | null }>;
 }
 
+/** @expo/app-integrity. Challenges are texts; certificates and statements are in base64. */
+export interface AppIntegrity {
+  /** On Android: make a key of this name, attested for a challenge. */
+  generateHardwareAttestedKeyAsync(name: string, challenge: string): Promise<void>;
+  /** On Android: the chain of a key, its own certificate first. */
+  getAttestationCertificateChainAsync(name: string): Promise<string[]>;
+  /** On iOS: the id of a new key. */
+  generateKeyAsync(): Promise<string>;
+  /** On iOS: Apple's statement about a key, for a challenge. */
+  attestKeyAsync(key: string, challenge: string): Promise<string>;
+}
+
 /** A file of expo-file-system. Times are in milliseconds since 1970. */
 export interface NativeFile {
   readonly uri: string;

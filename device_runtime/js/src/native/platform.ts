@@ -1,10 +1,10 @@
 /** The engine and the conditions of a phone: onnxruntime-react-native, expo-battery, netinfo and the file system. */
 
-import { type Bytes, hex } from "../core/bytes.ts";
+import { type Bytes, fromBase64, hex } from "../core/bytes.ts";
 import { sha256 } from "../core/cryptography.ts";
 import type { Engine, OnnxRuntime } from "../core/plans/engine.ts";
-import type { Conditions } from "../core/platform.ts";
-import type { BatteryModule, FileSystem, NativeOrt, NetInfo } from "./modules.ts";
+import type { Attest, Conditions } from "../core/platform.ts";
+import type { AppIntegrity, BatteryModule, FileSystem, NativeOrt, NetInfo } from "./modules.ts";
 import type { Folder } from "./storage.ts";
 
 /** ONNX Runtime as an app hands it in. version: of onnxruntime-react-native. Graphs are in `folder` while they load. */
@@ -27,6 +27,23 @@ export function nativeEngine(ort: NativeOrt, version: string, folder: Folder): E
 
   const runtime = { InferenceSession: { create }, Tensor: OwnTensor } satisfies OnnxRuntime;
   return { ort: runtime, name: `onnxruntime-react-native ${version}` };
+}
+
+const KEY = "muster.attestation";
+
+/** Android Key Attestation and App Attest, by @expo/app-integrity. system: React Native's Platform.OS.
+ *
+ * The module takes challenges as texts: that is the 64 hex digits (docs/spec/wire.md §9).
+ */
+export function appIntegrity(module: AppIntegrity, system: string): Attest {
+  return async (challenge) => {
+    if (system === "ios") {
+      const statement = await module.attestKeyAsync(await module.generateKeyAsync(), hex(challenge));
+      return { kind: "app-attest", statement: fromBase64(statement) };
+    }
+    await module.generateHardwareAttestedKeyAsync(KEY, hex(challenge));
+    return { kind: "android-key", chain: (await module.getAttestationCertificateChainAsync(KEY)).map(fromBase64) };
+  };
 }
 
 // Values of expo-battery's BatteryState.

@@ -24,6 +24,8 @@ Check in, train when selected, report; again and again unless --once. Examples n
   --policy FILE      what this device may do: a JSON file with the settings of docs/device.md  [policy.json in the state
                      folder; without one, any plan of a plain round, no secure round]
   --label NAME=VALUE what this device is, such as region=eu: told if the policy's labels list the name; may be repeated
+  --enrolment-secret-file FILE
+                     a file with the secret that coordinator and authority want devices to know  [none]
   --once             run one session and end
   --json             print outcomes as JSON, one on a line
   --help             print this
@@ -40,6 +42,7 @@ interface Given {
   readonly config: SessionConfig;
   readonly examples: string;
   readonly state: string;
+  readonly secret: string | undefined;
   readonly once: boolean;
   readonly json: boolean;
 }
@@ -76,10 +79,10 @@ async function run(given: Given): Promise<number> {
 }
 
 /** The engine is loaded here and not before: help needs none. */
-async function open({ state, examples }: Given): Promise<NodePlatform> {
+async function open({ state, examples, secret }: Given): Promise<NodePlatform> {
   try {
-    const { NodePlatform, NpzExamples } = await import("./device.ts");
-    return new NodePlatform(state, new NpzExamples(examples));
+    const { NodePlatform, NpzExamples, secretIn } = await import("./device.ts");
+    return new NodePlatform(state, new NpzExamples(examples), secret === undefined ? undefined : secretIn(secret));
   } catch (error) {
     if ((error as { code?: string }).code !== "ERR_MODULE_NOT_FOUND") throw error;
     throw new ConfigError(
@@ -106,15 +109,17 @@ function read(words: readonly string[]): Given {
   const policy = policyIn(values.policy ?? null, state);
   const [coordinator, labels] = [addressOf(values.coordinator!), labelsOf(values.label ?? [])];
   const config = { coordinator, population: values.population!, policy, waitS: WAIT_S, labels };
-  return { config, examples, state, once: values.once === true, json: values.json === true };
+  const secret = values["enrolment-secret-file"];
+  return { config, examples, state, secret, once: values.once === true, json: values.json === true };
 }
 
 function valuesOf(words: readonly string[]) {
   const [text, flag] = [{ type: "string" }, { type: "boolean" }] as const;
   const named = { coordinator: text, population: text, examples: text, state: text, policy: text };
+  const label = { ...text, multiple: true } as const;
+  const options = { ...named, "enrolment-secret-file": text, label, once: flag, json: flag };
   try {
-    const label = { ...text, multiple: true } as const;
-    return parseArgs({ args: [...words], options: { ...named, label, once: flag, json: flag } }).values;
+    return parseArgs({ args: [...words], options }).values;
   } catch (error) {
     throw new ConfigError(`${(error as Error).message.split(". ")[0]}; --help says more`);
   }

@@ -7,7 +7,7 @@
 import { createInterface } from "node:readline";
 import { type Labels, policyOf } from "../core/permission/policy.ts";
 import { runSession } from "../core/sessions/session.ts";
-import { NodePlatform, NpzExamples } from "./device.ts";
+import { NodePlatform, NpzExamples, secretIn } from "./device.ts";
 
 /** A session to start; Python's `simulator.fleet.fork_server.Start` has more. */
 interface Start {
@@ -19,6 +19,7 @@ interface Start {
   readonly wait_s: number;
   readonly policy: object | null;
   readonly device: { readonly labels: Labels };
+  readonly enrolment_secret: string | null;
 }
 
 /** A device among others, none of which can tell its part of the processor's time. */
@@ -34,7 +35,8 @@ process.exit(0);
 async function runDevice(start: Start): Promise<void> {
   const { client, coordinator, population, policy, wait_s: waitS } = start;
   try {
-    const platform = new FleetPlatform(start.state, new NpzExamples(start.examples));
+    const secret = start.enrolment_secret === null ? undefined : secretIn(start.enrolment_secret);
+    const platform = new FleetPlatform(start.state, new NpzExamples(start.examples), secret);
     try {
       const { labels } = start.device;
       const config = { coordinator: new URL(coordinator), population, policy: policyOf(policy ?? {}), waitS, labels };

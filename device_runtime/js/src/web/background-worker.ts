@@ -41,16 +41,15 @@ async function session(target: Target, stopping: AbortSignal): Promise<void> {
   const store = new IndexedDbStore(database);
   const owner = await keptOwner(store);
   if (owner === null || !owner.rules.whileClosed) return;
-  const { retention, rules, policy } = owner;
   const now = await readConditions();
   // A worker cannot read the charger: for its owner's rules it counts as absent, and coordinators are told unknown.
-  const platform = webPlatform(database, retention, rules, () => ({ ...now, charging: false }));
+  const platform = await webPlatform(database, owner, () => ({ ...now, charging: false }));
   const conditions = async () => ({ ...(await platform.conditions()), charging: null });
   const { coordinator, population } = target;
   const config = {
     coordinator: new URL(coordinator),
     population,
-    policy: policyOf(policy),
+    policy: policyOf(owner.policy),
     waitS: WAIT_S,
     labels: await keptLabels(store),
     stopping,

@@ -3,6 +3,7 @@
  * @module web
  */
 
+import type { Bytes } from "../core/bytes.ts";
 import { AssignmentKeeper, type Entry, sessionsIn } from "../core/kept/sessions.ts";
 import { checkLabels, type Labels } from "../core/permission/policy.ts";
 import { decodePlan, parameterCount } from "../core/plans/plan.ts";
@@ -18,6 +19,7 @@ import {
   IndexedDbStore,
   keepLabels,
   keepOwner,
+  keepSecret,
   keptOwner,
   type Owner,
   openDatabase,
@@ -83,6 +85,7 @@ export class BrowserDevice {
   readonly #script: URL;
   readonly #background: Background;
   readonly #standard: Owner;
+  readonly #secret: Bytes | undefined;
   readonly #tell: (notice: Notice) => void;
   readonly #models = new Map<string, BrowserModel>();
   #owner: Owner;
@@ -92,11 +95,12 @@ export class BrowserDevice {
   #reading: ReturnType<typeof setInterval> | undefined;
   #anew: ReturnType<typeof setTimeout> | undefined;
 
-  private constructor(database: IDBDatabase, target: Target, standard: Owner, scripts: Scripts) {
+  private constructor(database: IDBDatabase, target: Target, standard: Owner, scripts: Scripts, secret?: Bytes) {
     this.#database = database;
     this.#store = new IndexedDbStore(database);
     this.examples = new LocalExamples(database, () => this.#owner.retention);
     this.#standard = standard;
+    this.#secret = secret;
     this.#owner = standard;
     this.#tell = channelTo(target, (notice) => void this.#hear(notice));
     this.#target = target;
@@ -106,11 +110,19 @@ export class BrowserDevice {
 
   /** The device with its kept state. standard: its owner's settings where none are kept.
    *
+   * enrolmentSecret: proves to coordinator and authority that they know this page. Who opens the page can read it.
    * Throws StateDamaged where the browser keeps nothing for this page.
    */
-  static async open(coordinator: URL, population: string, standard: Owner, scripts: Scripts): Promise<BrowserDevice> {
+  static async open(
+    coordinator: URL,
+    population: string,
+    standard: Owner,
+    scripts: Scripts,
+    enrolmentSecret?: Bytes,
+  ): Promise<BrowserDevice> {
     const target = { coordinator: coordinator.href, population };
-    const device = new BrowserDevice(await openDatabase(target), target, standard, scripts);
+    const device = new BrowserDevice(await openDatabase(target), target, standard, scripts, enrolmentSecret);
+    await keepSecret(device.#store, enrolmentSecret);
     await device.#readOwner();
     return device;
   }
@@ -164,6 +176,7 @@ export class BrowserDevice {
     try {
       await keepLabels(this.#store, labels);
       if ((await keptOwner(this.#store)) === null) {
+        await keepSecret(this.#store, this.#secret); // it may have been erased
         await keepOwner(this.#store, this.#owner);
         this.#tell("settings");
       }

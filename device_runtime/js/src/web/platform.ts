@@ -10,21 +10,22 @@ import { platformRandom, type SigningKey, sha256 } from "../core/cryptography.ts
 import { StateDamaged } from "../core/errors.ts";
 import type { Engine, OnnxRuntime } from "../core/plans/engine.ts";
 import type { Conditions, Platform } from "../core/platform.ts";
-import { allowed, type OwnRules } from "./conditions.ts";
+import { allowed } from "./conditions.ts";
 import { LocalExamples } from "./examples.ts";
-import { CachedBlobs, change, IndexedDbStore, look, type Retention } from "./storage.ts";
+import { CachedBlobs, change, IndexedDbStore, keptSecret, look, type Owner } from "./storage.ts";
 
 const GIB = 1 << 30;
 
-/** A platform with the state in a database. conditions: those that the page read last. */
-export function webPlatform(
+/** A platform with the state in a database. conditions: those that the page read last. Throws StateDamaged. */
+export async function webPlatform(
   database: IDBDatabase,
-  retention: Retention,
-  rules: OwnRules,
+  { retention, rules }: Owner,
   conditions: () => Conditions,
-): Platform {
+): Promise<Platform> {
+  const store = new IndexedDbStore(database);
   return {
-    store: new IndexedDbStore(database),
+    store,
+    enrolmentSecret: await keptSecret(store),
     blobs: new CachedBlobs(database),
     examples: new LocalExamples(database, () => retention),
     engine: webEngine,

@@ -3,7 +3,7 @@
  * The bytes of blobs are in the Cache API under the database's name.
  */
 
-import type { Bytes } from "../core/bytes.ts";
+import { type Bytes, base64, fromBase64 } from "../core/bytes.ts";
 import { StateDamaged } from "../core/errors.ts";
 import type { Labels } from "../core/permission/policy.ts";
 import { type BlobCache, keptJson, type Store, usedMs } from "../core/platform.ts";
@@ -206,6 +206,19 @@ export async function keptLabels(store: Store): Promise<Labels> {
 /** Store labels, replacing earlier ones. Throws StateDamaged. */
 export function keepLabels(store: Store, labels: Labels): Promise<void> {
   return store.write({ [LABELS]: JSON.stringify(labels) });
+}
+
+const SECRET = "enrolment-secret";
+
+/** The page's enrolment secret that is kept, if any: workers run without the page too. Throws StateDamaged. */
+export async function keptSecret(store: Store): Promise<Bytes | undefined> {
+  const kept = await store.get(SECRET);
+  return kept === null ? undefined : fromBase64(kept);
+}
+
+/** Keep the page's enrolment secret, or none. Throws StateDamaged. */
+export function keepSecret(store: Store, secret: Bytes | undefined): Promise<void> {
+  return store.write({ [SECRET]: secret === undefined ? null : base64(secret) });
 }
 
 /** Store settings, replacing earlier ones. Throws StateDamaged. */

@@ -47,7 +47,7 @@ async function sessions(start: Start): Promise<void> {
     const store = new IndexedDbStore(database);
     const [owner, labels] = [await keptOwner(store), await keptLabels(store)];
     if (owner === null) throw new StateDamaged("no settings are kept: another page deleted them");
-    const platform = webPlatform(database, owner.retention, owner.rules, () => conditions);
+    const platform = await webPlatform(database, owner, () => conditions);
     const policy = policyOf(owner.policy);
     const config = { coordinator: new URL(coordinator), population, policy, waitS: WAIT_S, labels };
     const stop = new AbortController();
@@ -90,7 +90,7 @@ export async function answer(question: Question): Promise<void> {
 
 async function open(question: Question): Promise<Model> {
   const { coordinator, population, owner } = question;
-  const platform = webPlatform(await openDatabase(question), owner.retention, owner.rules, () => UNKNOWN);
+  const platform = await webPlatform(await openDatabase(question), owner, () => UNKNOWN);
   const place = { coordinator: new URL(coordinator), population, policy: policyOf(owner.policy) };
   return Model.open(platform, place, question.model, (work) => alone(question, work), console.warn);
 }

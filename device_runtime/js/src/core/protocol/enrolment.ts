@@ -4,13 +4,13 @@
  */
 
 import { type Bytes, base64, fromBase64, hex, littleEndian, utf8 } from "../bytes.ts";
-import { type SigningKey, sha256 } from "../cryptography.ts";
-import { FormatError, SecaggRefused, TransportError } from "../errors.ts";
+import { hmac, type SigningKey, sha256 } from "../cryptography.ts";
+import { DeviceError, FormatError, KeyUnavailable, SecaggRefused, TransportError } from "../errors.ts";
 import { keptBlobs } from "../kept/models.ts";
 import { Guard } from "../permission/guard.ts";
 import { checkHttps, namedAuthority, type Place } from "../permission/policy.ts";
 import type { BlobRef } from "../plans/plan.ts";
-import { IDENTITY, keptJson, type Platform } from "../platform.ts";
+import { type Attest, IDENTITY, keptJson, type Platform } from "../platform.ts";
 import { SecaggError } from "../secagg/errors.ts";
 import { sign } from "../secagg/keys.ts";
 import { checkCredential } from "../secagg/roster.ts";
@@ -148,7 +148,10 @@ export class Enrolments implements Identity {
 
   async #enrol(): Promise<Enrolment> {
     const key = keyText(this.keys.device.public);
-    const message = async () => ({ attestation: { kind: "none" } });
+    const held = await this.#heldCredential();
+    const message = async (created: number) => ({
+      attestation: held ?? (await evidence(this.#platform, key, created)),
+    });
     const { device, secagg } = await this.#transport.introduce(
       "enrolled",
       { keyid: key, key: this.keys.device },
@@ -157,6 +160,14 @@ export class Enrolments implements Identity {
     const shown = secagg === null ? null : { key: base64(secagg.authority), url: secagg.authority_url };
     const seen = secagg === null ? null : { server: base64(currentKey(secagg.server)), authority: shown!.key };
     return this.#keep({ key, device, parties: this.#enrolment?.parties ?? seen, shown, known: true });
+  }
+
+  /** The credential as evidence for the coordinator, if the policy names the authority and its URL. */
+  async #heldCredential(): Promise<object | null> {
+    const named = namedAuthority(this.#place.policy);
+    if (named === null || named.url === "") return null;
+    const { secagg, credential } = await this.#credentialOf(named.key, named.url);
+    return { kind: "credential", secagg, credential };
   }
 
   async #keep(enrolment: Enrolment): Promise<Enrolment> {
@@ -182,15 +193,10 @@ export class Enrolments implements Identity {
   }
 
   async #isGood({ secagg, authority, credential }: KeptCredential): Promise<boolean> {
-    const own = this.keys.secagg.public;
+    const [own, now] = [this.keys.secagg.public, BigInt(Math.floor(this.#platform.now()))];
     try {
-      await checkCredential(
-        fromBase64(authority),
-        own,
-        fromBase64(credential),
-        BigInt(Math.floor(this.#platform.now())),
-      );
-      return secagg === base64(own);
+      const { device } = await checkCredential(fromBase64(authority), own, fromBase64(credential), now);
+      return secagg === base64(own) && hex(device) === (await deviceId(keyText(this.keys.device.public)));
     } catch (error) {
       if (error instanceof SecaggError) return false;
       throw error;
@@ -202,11 +208,12 @@ export class Enrolments implements Identity {
     const [key, own] = [keyText(this.keys.device.public), this.keys.secagg.public];
     const about = await sha256(utf8(key));
     const message = async (created: number) => ({
-      attestation: { kind: "none" },
+      attestation: await evidence(this.#platform, key, created),
       secagg: base64(own),
       possession: base64(await sign(this.keys.secagg, "possession", about, littleEndian(created, 8))),
     });
     const authority = new Transport(this.#platform, url);
+    authority.stopping = this.#transport.stopping;
     const issued = await authority.introduce("credential", { keyid: key, key: this.keys.device }, message);
     const { current, device, expires } = await refusing(async () => {
       const current = await follow("authority", issued.authority, pinned);
@@ -218,6 +225,31 @@ export class Enrolments implements Identity {
     const now = this.#platform.now();
     const renewAt = now + SPENT * Math.max(0, Number(expires) - now);
     return { secagg: base64(own), authority: base64(current), credential: base64(issued.credential), renewAt };
+  }
+}
+
+const PROOF = "muster.attestation.v1";
+const CHALLENGE = "muster.attestation-challenge.v1";
+
+/** The evidence that a device has for its public key (as text), in a request that is signed at `created`.
+ *
+ * Throws KeyUnavailable.
+ */
+export async function evidence(platform: Platform, key: string, created: number): Promise<object> {
+  const { attest, enrolmentSecret } = platform;
+  const about = (domain: string) => utf8(`${domain}\0${key}\0${created}`);
+  if (attest !== undefined) return attested(attest, await sha256(about(CHALLENGE)));
+  if (enrolmentSecret === undefined) return { kind: "none" };
+  return { kind: "shared-secret", proof: base64(hmac(enrolmentSecret, about(PROOF))) };
+}
+
+async function attested(attest: Attest, challenge: Bytes): Promise<object> {
+  try {
+    const said = await attest(challenge);
+    if (said.kind === "android-key") return { kind: said.kind, chain: said.chain.map(base64) };
+    return { kind: said.kind, statement: base64(said.statement) };
+  } catch (error) {
+    throw error instanceof DeviceError ? error : new KeyUnavailable(`this phone attests no key now: ${String(error)}`);
   }
 }
 

@@ -158,7 +158,7 @@ export class Transport {
       const created = this.#now();
       const body = utf8(JSON.stringify({ version: WIRE_VERSION, ...(await message(created)) }));
       const call = { method: "POST", path: INTRODUCTIONS[kind], body, headers: calls.JSON_TYPE };
-      return calls.send(this.#platform, this.#base, call, newcomer, created, this.moved);
+      return calls.send(this.#platform, this.#base, this.#bounded(call), newcomer, created, this.moved);
     });
     return read(kind, INTRODUCTIONS[kind], answer);
   }
@@ -190,11 +190,15 @@ export class Transport {
     const aboutAssignment = call.path.startsWith("/v1/assignments/");
     try {
       if (aboutAssignment) this.spokeAt = Infinity;
-      const bounded = this.stopping.aborted ? { ...call, timeoutS: LEAVING_S } : { cancelled: this.stopping, ...call };
-      return await calls.send(this.#platform, this.#base, bounded, signer, this.#now(), this.moved);
+      return await calls.send(this.#platform, this.#base, this.#bounded(call), signer, this.#now(), this.moved);
     } finally {
       if (aboutAssignment) this.spokeAt = this.#platform.now();
     }
+  }
+
+  /** A call that is cut once the session stops, or has little time after that. */
+  #bounded(call: calls.Call): calls.Call {
+    return this.stopping.aborted ? { ...call, timeoutS: LEAVING_S } : { cancelled: this.stopping, ...call };
   }
 
   #call(call: calls.Call): Promise<calls.Answer> {

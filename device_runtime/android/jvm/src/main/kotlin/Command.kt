@@ -31,7 +31,8 @@ private val HELP =
       --state DIR        where the device keeps its identity, its journal and plans  [device]
       --policy FILE      what this device may do: a JSON file with the settings of docs/device.md  [policy.json in the state
                          folder; without one, any plan of a plain round, no secure round]
-      --secret FILE      a file with the secret by which coordinator and authority know their devices
+      --enrolment-secret-file FILE
+                         a file with the secret that coordinator and authority want devices to know  [none]
       --once             run one session and end
       --json             print outcomes as JSON, one on a line
       --help             print this
@@ -39,7 +40,7 @@ private val HELP =
     With --once the exit code is 0 when the session reported, 75 when there was no work now, and 1 when it failed. It is 2 for
     an option, a policy or examples that are none.
     """.trimIndent()
-private val NAMED = setOf("--coordinator", "--population", "--examples", "--state", "--policy", "--secret")
+private val NAMED = setOf("--coordinator", "--population", "--examples", "--state", "--policy", "--enrolment-secret-file")
 private val FLAGS = setOf("--once", "--json")
 
 /** The bytes around a secret that are none of it, as in Python. */
@@ -78,7 +79,7 @@ private class Given(val config: SessionConfig, val examples: File, val state: Fi
             val state = File(values["--state"] ?: "device")
             val policy = policyIn(values["--policy"]?.let(::File), state)
             val config = SessionConfig(addressOf(values.getValue("--coordinator")), values.getValue("--population"), policy)
-            return Given(config, examples, state, values["--secret"]?.let(::File), "--once" in values, "--json" in values)
+            return Given(config, examples, state, values["--enrolment-secret-file"]?.let(::File), "--once" in values, "--json" in values)
         }
     }
 }
@@ -119,12 +120,16 @@ private fun policyIn(file: File?, state: File): Policy {
     }
 }
 
-internal fun secretIn(file: File): SharedSecret =
-    try {
-        SharedSecret(file.readText(Charsets.ISO_8859_1).trim { it in BLANKS }.toByteArray(Charsets.ISO_8859_1))
-    } catch (error: IOException) {
-        throw ConfigException("the secret in $file cannot be read: ${error.message}")
-    }
+internal fun secretIn(file: File): SharedSecret {
+    val text =
+        try {
+            file.readText(Charsets.ISO_8859_1).trim { it in BLANKS }
+        } catch (error: IOException) {
+            throw ConfigException("the enrolment secret $file cannot be read: ${error.message}")
+        }
+    if (text.isEmpty()) throw ConfigException("the enrolment secret $file is empty")
+    return SharedSecret(text.toByteArray(Charsets.ISO_8859_1))
+}
 
 private fun run(given: Given): Int =
     JvmPlatform(given.state, NpzExamples(given.examples), given.secret?.let(::secretIn)).use { platform ->

@@ -2,6 +2,10 @@ package dev.muster.device.protocol
 
 import dev.muster.device.Ed25519Key
 import dev.muster.device.Json
+import dev.muster.device.SharedSecret
+import dev.muster.device.attestationChallenge
+import dev.muster.device.fromHex
+import dev.muster.device.hex
 import dev.muster.device.items
 import dev.muster.device.vectors
 import dev.muster.device.verifies
@@ -38,6 +42,16 @@ class CallTest {
     fun `a device's id depends on its key alone`() {
         val masking = vectors("device.json")["masking"]
         assertEquals(masking["device"].text(), deviceId(masking["device_key"].text()))
+    }
+
+    @Test
+    fun `evidence for a key and a time is Python's`() {
+        for (one in vectors("device.json")["attestations"].items()) {
+            val (key, created) = one["key"].text() to one["created"].count()
+            val proof = SharedSecret(fromHex(one["secret"].text())).attest(key, created)
+            assertEquals(one["proof"].map { it.text() }, proof)
+            assertEquals(one["challenge"].text(), hex(attestationChallenge(key, created)))
+        }
     }
 
     /** A request of the vectors. */
