@@ -17,7 +17,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, fi
 from coordinator.errors import InvalidSettings, UnusableStore
 from coordinator.store.database import printable, sqlite_path
 from coordinator.store.garbage_collection import Retention
-from fedcore.errors import InvalidKey
+from fedcore.errors import InvalidKey, in_our_words
 from fedcore.signing import public_key
 from fedcore.wire.messages import RetryWindow
 from ingress.limits import Network, networks
@@ -353,7 +353,7 @@ def _source(name: str, arguments: Mapping[str, Any]) -> str:
 
 def _wording(problem: Mapping[str, Any], arguments: Mapping[str, Any]) -> str:
     name = ".".join(map(str, problem["loc"]))
-    message = str(problem["msg"]).removeprefix("Value error, ")
+    message = in_our_words(str(problem["msg"])).removeprefix("Value error, ")
     if problem["type"] == "extra_forbidden":
         close = difflib.get_close_matches(name, Settings.model_fields, 1)
         message = f"there is no such setting{f'; did you mean {close[0]}?' if close else ''}"

@@ -139,7 +139,8 @@ class Bundle:
         self.folder = folder
         path = folder / "manifest.json"
         if not path.is_file():
-            raise PlanError(f"{folder} is not a plan bundle: it has no manifest.json")
+            lacking = "it has no manifest.json" if folder.exists() else "there is no such folder"
+            raise PlanError(f"{folder} is not a plan bundle: {lacking}")
         self.manifest = decode_versioned(path.read_bytes(), _MANIFEST, MANIFEST_VERSION, "manifest")
 
     def __repr__(self) -> str:

@@ -100,6 +100,24 @@ def why(error: Exception) -> str:
     return error.strerror if isinstance(error, OSError) and error.strerror else str(error)
 
 
+_LIBRARIES_WORDS = {
+    r"Input should be a valid integer.*": "it must be a whole number",
+    r"Input should be a valid number.*": "it must be a number",
+    r"Input should be greater than or equal to (\S+)": r"it must be at least \1",
+    r"Input should be less than or equal to (\S+)": r"it must be at most \1",
+    r"Input should be greater than (\S+)": r"it must be above \1",
+    r"Input should be less than (\S+)": r"it must be below \1",
+    r"Input should be (.*)": r"it must be \1",
+}
+
+
+def in_our_words(message: str) -> str:
+    """The message of a library about a value that is not what it may be, as our own messages say it."""
+    for pattern, words in _LIBRARIES_WORDS.items():
+        message = re.sub(pattern, words, message)
+    return message
+
+
 class FedcoreError(Exception):
     """Base of every error raised by `fedcore`."""
 

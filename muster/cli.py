@@ -7,6 +7,7 @@ import sys
 import traceback
 from typing import Any, NoReturn
 
+from fedcore.errors import in_our_words
 from fedcore.private_files import exit_on_sigterm
 from muster.plain import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_TERMINATED, EXIT_USAGE, OURS, remark
 
@@ -87,6 +88,8 @@ def _words(error: Exception) -> str | None:
         return str(error)
     if not isinstance(error, OSError):
         return None
+    if isinstance(error, FileExistsError) and error.filename is not None:
+        return f"{error.filename} exists already; name another file, or remove it first"
     return str(error) if error.filename is None else f"{error.filename}: {error.strerror}"
 
 
@@ -112,7 +115,7 @@ def _run() -> None:
 
 def _refuse(error: Any) -> NoReturn:
     """End a command that was typed wrong: one line, and where to read on; a group without a command shows its help."""
-    words, context = error.format_message().rstrip("."), error.ctx
+    words, context = in_our_words(error.format_message().rstrip(".")), error.ctx
     if context is not None and words == context.get_help().rstrip("."):
         for line in context.get_help().splitlines():
             remark(line)

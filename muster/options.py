@@ -117,6 +117,10 @@ def parse_key_values(texts: Sequence[str] | None, option: str = "--set") -> dict
         key, equals, value = part.partition("=")
         if not key:
             raise typer.BadParameter(f"{part!r} is not of the form key=value", param_hint=option)
+        if not equals and key.isdigit() and values:  # 0,3
+            *_, (name, before) = values.items()
+            words = f"a comma begins the next setting; a fraction has a point: {name}={before}.{key}"
+            raise typer.BadParameter(words, param_hint=option)
         values[key] = value if equals else True
     return values
 

@@ -13,12 +13,25 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from device_runtime.sandbox.kernel import hide_memory
+from fedcore.validation import offered
 from muster.plain import Lines, emit, say, show_fields, show_table
 
 if TYPE_CHECKING:
     from device_runtime.conditions import Requirements
     from device_runtime.state.records import Entry
     from fedcore.plan import Field
+
+
+class _Parser(argparse.ArgumentParser):
+    """A parser that names an option it does not have before those that are missing."""
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """As of argparse. Ends the process with exit code 2 for a strange option."""
+        known = self._option_string_actions
+        strange = [word.partition("=")[0] for word in args or () if word.startswith("--")]
+        if self._subparsers is None and (found := [name for name in strange if name not in known and name != "--"]):
+            self.error(f"no option {found[0]}; {offered(found[0], [name for name in known if name[:2] == '--'])}")
+        return super().parse_known_args(args, namespace)
 
 
 class Group:
@@ -28,7 +41,7 @@ class Group:
     """
 
     def __init__(self, name: str, about: str, parser: argparse.ArgumentParser | None = None) -> None:
-        self.parser = parser or argparse.ArgumentParser(prog=name, description=about, allow_abbrev=False)
+        self.parser = parser or _Parser(prog=name, description=about, allow_abbrev=False)
         self._commands = self.parser.add_subparsers(metavar="COMMAND", required=True)
 
     def command(self, act: Callable[[argparse.Namespace], Any], name: str = "") -> argparse.ArgumentParser:

@@ -280,7 +280,10 @@ def show(bundle: BundlePath, json: Json = False) -> None:
     """Show a bundle's contents and what it needs of a device."""
     from fedcore.bundle import Bundle
 
-    _describe(Bundle(bundle), json)
+    opened = Bundle(bundle)
+    for _ in opened.blobs():  # which checks their digests
+        pass
+    _describe(opened, json)
 
 
 @plan_app.command()

@@ -282,7 +282,7 @@ def test_tasks_are_created_listed_paused_resumed_and_cancelled(plan, tmp_path):
         ),
         (("export", "mlp", "--set", "momentum=0.9"), 2, "fedavg has no setting 'momentum'"),
         (("export", "mlp", "--set", "client_lr=-1"), 2, "client_lr must be a number above 0, not '-1'"),
-        (("export", "mlp", "--set", "client_lr"), 2, "client_lr must be a number above 0, not True"),
+        (("export", "mlp", "--set", "client_lr"), 2, "client_lr needs a value, a number above 0: client_lr=0.1"),
         (("export", "mlp", "--set", "=1"), 2, "not of the form key=value"),
         (("export", "mlp", "--colour"), 2, "No such option"),
         (("export", "mlp", "--model", "logreg"), 2, "the model is mlp already; leave one of them out"),
@@ -326,6 +326,7 @@ def test_tasks_are_created_listed_paused_resumed_and_cancelled(plan, tmp_path):
         (("simulate", "--model", "mlp", "--privacy", "epsilon=8"), 2, "delta is missing"),
         (("simulate", "--model", "mlp", "--device", "cuda:7"), 2, "cannot compute on 'cuda:7'"),
         (("simulate",), 2, "name a model"),
+        (("device", "run", "--coordinater", "http://x"), 2, "no option --coordinater; did you mean --coordinator?"),
         (("simulate", "--resume", "nowhere"), 2, "nowhere is not the folder of a run: it has no config.toml"),
         (("simulate", "--model", "mlp", "--out", "."), 2, ". exists already; take another folder"),
         (
@@ -344,6 +345,10 @@ def test_tasks_are_created_listed_paused_resumed_and_cancelled(plan, tmp_path):
             1,
             "error: round 1: no client has a finite report: training diverged; a lower client_lr is the likely remedy",
         ),
+        (("simulate", "mlp", "--set", "client_lr=0,3"), 2, "a fraction has a point: client_lr=0.3"),
+        (("coordinator", "serve", "--port", "99999"), 2, "port (argument): it must be at most 65535"),
+        (("plan", "show", "/nix"), 1, "/nix is not a plan bundle: there is no such folder"),
+        (("key", "new", "--out", __file__), 1, "test_cli.py exists already; name another file, or remove it first"),
         (("export", "[/x]"), 2, "no model is called '[/x]'"),
         (("export", "mlp", "--out", "/dev/null/plan"), 1, "/dev/null/plan"),
         (("demo", "--out", "/"), 2, "/ exists already; take another folder"),
@@ -366,7 +371,7 @@ def test_mistakes_get_one_clear_line_and_an_exit_code(arguments, code, words, ty
         (("tsk",), "error: No such command 'tsk'. Did you mean 'task', 'ask'? See `muster --help`"),
         (
             ("demo", "--rounds", "0"),
-            "error: Invalid value for '--rounds': Input should be greater than or equal to 1; see `muster demo --help`",
+            "error: Invalid value for '--rounds': it must be at least 1; see `muster demo --help`",
         ),
     ],
 )
