@@ -173,15 +173,19 @@ class TaskStore(TrainedTasks, Protocol):
         the plan's or not finite; UnknownBlob; and fedcore's errors when the signature or a blob is not good.
         """
 
-    def promote_model(self, population: str, name: str, version: int, share: float, gate: str | None = None) -> RollOut:
+    def promote_model(
+        self, population: str, name: str, version: int, share: float, gate: str | None = None, *, where: str = ""
+    ) -> RollOut:
         """Give a released version of a model to a share of the devices, from now on; 1 is all of them.
+
+        where: of the devices whose labels match this target alone, when they ask.
 
         A greater share keeps the devices of a smaller one; those outside have the version that all had before. gate:
         `METRIC >= previous`, or `<=`: refuse a version whose evaluation is worse than that of the one that all have.
 
-        Raises UnknownModel for a version that was not released; InvalidModel for a share that is none, for a version
-        that is earlier than the one which devices have, that all of them have, that has expired, whose counter is
-        below that of one which devices saw, or which the gate refuses.
+        Raises UnknownModel for a version that was not released; InvalidModel for a share that is none, for a target
+        that does not parse, for a version that is earlier than the one which devices have, that all of them have, that
+        has expired, whose counter is below that of one which devices saw, or which the gate refuses.
         """
 
     def roll_back_model(self, population: str, name: str, version: int | None = None) -> RollOut:

@@ -17,6 +17,7 @@ from coordinator.errors import InvalidModel, UnknownModel
 from coordinator.rules.entities import Task
 from coordinator.rules.kinds import Figures, figures_of
 from coordinator.rules.roll_outs import Gate, Model, ModelCount, ModelVersion, RollOut, check_share, earlier, share_of
+from coordinator.rules.task_settings import canonical
 from coordinator.store.models import COUNTED_DAYS, model_of, versions_of
 from coordinator.store.records.records import Records
 from fedcore.signing import ModelRelease
@@ -178,10 +179,12 @@ class ModelForms(Endpoints):
             gate = fields.get("gate", "").strip() or None
             if gate:
                 Gate.parse(gate)
+            field, where = "where", fields.get("where", "").strip()
+            canonical(where, InvalidModel)
             field = "version"
             if version is None:
                 raise InvalidModel("choose the version that devices are to be given")
-            self._store.promote_model(population, name, version, share, gate, by)
+            self._store.promote_model(population, name, version, share, gate, where=where, by=by)
         except InvalidModel as error:
             return {field: str(error)}
         return {}

@@ -1,8 +1,9 @@
 """Roll-outs of models: which version a device is given, and the gate before a version goes on. Pure.
 
 Spec: docs/spec/wire.md §11. The newest roll-out names a version and a share of the population's devices. A device is
-inside by a hash that depends on nothing but the population, the model's name and the device's id. So a share that grows
-keeps the devices that it had, and the hash of hold-outs and the draw of rounds are independent of it.
+inside by a hash that depends on nothing but the population, the model's name and the device's id, and if its labels
+match the roll-out's target. So a share that grows keeps the devices that it had, and the hash of hold-outs and the draw
+of rounds are independent of it.
 """
 
 from __future__ import annotations
@@ -18,12 +19,14 @@ import numpy as np
 from msgspec import UNSET
 
 from coordinator.errors import InvalidModel, UnknownModel
+from coordinator.rules.task_settings import wanted
 from fedcore import checkpoint
 from fedcore.errors import SchemaError
 from fedcore.params import VectorSpec
 from fedcore.plan import BlobRef, Plan
 from fedcore.release import Signed
 from fedcore.signing import ModelRelease, decode_model_release
+from fedcore.targets import parse
 
 _DOMAIN = b"muster.roll-out.v1\0"
 
@@ -39,7 +42,8 @@ class RollOutKind(StrEnum):
 class RollOut:
     """A version of a model for a share of the devices, up to 1; 0 withdraws it, and no device is given any.
 
-    at: in seconds since 1970. actor: who did it. gate: what a gate compared, in words; empty without one.
+    at: in seconds since 1970. actor: who did it. gate: what a gate compared, in words; empty without one. target: the
+    share is of the devices whose labels match; "" is all.
     """
 
     population: str
@@ -50,6 +54,12 @@ class RollOut:
     at: float
     actor: str = ""
     gate: str = ""
+    target: str = ""
+
+    @property
+    def to_all(self) -> bool:
+        """Whether every device is given the version."""
+        return self.share == 1 and not self.target
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,8 +83,8 @@ class Model:
     """A model and what devices have of it now.
 
     versions: how many were released. current, share: the version of the newest roll-out, and for which share of the
-    devices, 0 of one that was withdrawn; None before the first. others: the version of all other devices; None where
-    they have none.
+    devices that match `target`, 0 of one that was withdrawn; None before the first. others: the version of all other
+    devices; None where they have none.
     """
 
     population: str
@@ -83,6 +93,12 @@ class Model:
     current: int | None
     share: float | None
     others: int | None
+    target: str = ""
+
+    @property
+    def wanted(self) -> str:
+        """The devices of its target in words; "" without one."""
+        return wanted(self.target)
 
     @property
     def state(self) -> str:
@@ -91,7 +107,7 @@ class Model:
             return "not rolled out"
         if self.share == 0:
             return "withdrawn"
-        return "for all" if self.share == 1 else "for a share"
+        return "for all" if self.share == 1 and not self.target else "for a share"
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,20 +123,24 @@ class ModelCount:
     refused: int
 
 
-def version_for(device: str, roll_outs: Sequence[RollOut]) -> int | None:
-    """The version of a model for a device; None when it has none. roll_outs: those of the model, in order."""
+def version_for(device: str, labels: Mapping[str, str], roll_outs: Sequence[RollOut]) -> int | None:
+    """The version of a model for a device that tells these labels; None when it has none.
+
+    roll_outs: those of the model, in order.
+    """
     if not roll_outs:
         return None
     newest = roll_outs[-1]
     salt = b"\0".join((newest.population.encode(), newest.name.encode(), device.encode()))
     place = int.from_bytes(hashlib.sha256(_DOMAIN + salt).digest()[:8], "big")
     # A power of two scales a float exactly, and Python compares integers and floats exactly.
-    return newest.number if place < newest.share * 2**64 else for_all(roll_outs)
+    inside = place < newest.share * 2**64 and (not newest.target or parse(newest.target).matches(labels))
+    return newest.number if inside else for_all(roll_outs)
 
 
 def for_all(roll_outs: Sequence[RollOut]) -> int | None:
     """The version that the last roll-out to all devices gave; None without one, and after a withdrawal."""
-    whole = [one.number if one.share else None for one in roll_outs if one.share in (0, 1)]
+    whole = [one.number if one.share else None for one in roll_outs if one.to_all or not one.share]
     return whole[-1] if whole else None
 
 
@@ -134,7 +154,7 @@ def earlier(roll_outs: Sequence[RollOut], number: int | None) -> int | None:
         raise UnknownModel("no version of the model was rolled out yet; `muster model promote` does that")
     newest, base = roll_outs[-1], for_all(roll_outs)
     if number is not None:
-        if number >= newest.number and (number != base or newest.share == 1):
+        if number >= newest.number and (number != base or newest.to_all):
             raise InvalidModel(
                 f"version {number} is not earlier than version {newest.number}, which devices have: promote it"
             )
@@ -144,7 +164,7 @@ def earlier(roll_outs: Sequence[RollOut], number: int | None) -> int | None:
             f"version {newest.number} was withdrawn, and no device is given any: promote a version, or name an earlier "
             "one with --to"
         )
-    return base if newest.share < 1 else for_all([one for one in roll_outs if one.number < newest.number])
+    return for_all([one for one in roll_outs if one.number < newest.number]) if newest.to_all else base
 
 
 def share_of(text: str) -> float:
@@ -164,8 +184,9 @@ def check_share(share: float) -> None:
         )
 
 
-def check_promotion(roll_outs: Sequence[RollOut], number: int, share: float) -> None:
-    """Raise InvalidModel unless a version can be given to such a share after these roll-outs of its model.
+def check_promotion(roll_outs: Sequence[RollOut], number: int, share: float, target: str = "") -> None:
+    """Raise InvalidModel unless a version can be given to such a share of the devices of a target after these
+    roll-outs of its model.
 
     Devices go back to an earlier version by a roll-back alone, which is all of them at once.
     """
@@ -178,7 +199,7 @@ def check_promotion(roll_outs: Sequence[RollOut], number: int, share: float) -> 
             f"version {number} is earlier than version {newest.number}, which devices have: `muster model roll-back "
             f"{newest.name} --to {number}` returns to it"
         )
-    if number == newest.number and share < newest.share == 1:
+    if number == newest.number and newest.to_all and (share < 1 or target):
         raise InvalidModel(
             f"all devices have version {number} already: `muster model roll-back {newest.name}` takes it from them"
         )

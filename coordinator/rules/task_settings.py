@@ -11,7 +11,7 @@ from typing import Annotated, Literal, TypeAlias
 
 import msgspec
 
-from coordinator.errors import Demands, InvalidTask, demand
+from coordinator.errors import CoordinatorError, Demands, InvalidTask, demand
 from coordinator.rules.rounds import RoundPolicy
 from coordinator.rules.states import OnDevice, Requires
 from fedcore.errors import BadTarget, PrivacyError
@@ -164,12 +164,17 @@ class Separation:
     rounds: int
 
 
-def canonical(where: str) -> str:
-    """The canonical text of a target; "" for none. Raises InvalidTask."""
+def canonical(where: str, wrong: type[CoordinatorError] = InvalidTask) -> str:
+    """The canonical text of a target; "" for none. wrong: what is raised for one that does not parse."""
     try:
         return str(parse(where)) if where else ""
     except BadTarget as error:
-        raise InvalidTask(f"where must be {TARGET}; {error}") from error
+        raise wrong(f"where must be {TARGET}; {error}") from error
+
+
+def wanted(where: str) -> str:
+    """The devices of a target in words; "" without one."""
+    return f"devices whose {parse(where).words}" if where else ""
 
 
 @checked(InvalidTask)
@@ -324,7 +329,7 @@ class TaskSettings:
     @property
     def wanted(self) -> str:
         """The devices of its target in words; "" without one."""
-        return f"devices whose {parse(self.where).words}" if self.where else ""
+        return wanted(self.where)
 
     @property
     def mode(self) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any
@@ -16,6 +17,7 @@ from coordinator.rules.alerts import STORE, Action
 from coordinator.rules.entities import Task
 from coordinator.rules.kinds import Kind, TaskAnswer, kind_of, minimum_devices, question_of, rounds_after, task_answer
 from coordinator.rules.private_sums import deviation_of
+from coordinator.rules.task_settings import canonical
 from coordinator.store.blobs import OpenedStore
 from coordinator.store.records.records import Records
 from fedcore import checkpoint
@@ -206,20 +208,29 @@ class ModelStore(OpenedStore):
             records.audit.append(by, Action.MODEL_RELEASED, release.name, what)
         return made
 
-    def promote_model(
-        self, population: str, name: str, version: int, share: float, gate: str | None = None, by: str = STORE
+    def promote_model(  # noqa: PLR0913  # as the protocol has it, and the actor
+        self,
+        population: str,
+        name: str,
+        version: int,
+        share: float,
+        gate: str | None = None,
+        *,
+        where: str = "",
+        by: str = STORE,
     ) -> roll_out_rules.RollOut:
-        rule = None if gate is None else roll_out_rules.Gate.parse(gate)
+        rule, target = None if gate is None else roll_out_rules.Gate.parse(gate), canonical(where, InvalidModel)
         with self.database.writing() as records:
             records.models.hold()
             promoted, before = _version(records, population, name, version), records.models.roll_outs(population, name)
-            roll_out_rules.check_promotion(before, version, share)
+            roll_out_rules.check_promotion(before, version, share, target)
             compared = (
                 ""
                 if rule is None
                 else rule.compare(promoted.statement.evaluation, records.models.versions(population, name), before)
             )
-            return _roll_out(records, promoted, share, roll_out_rules.RollOutKind.PROMOTE, by, compared)
+            kind = roll_out_rules.RollOutKind.PROMOTE
+            return _roll_out(records, promoted, share, kind, by, gate=compared, target=target)
 
     def roll_back_model(
         self, population: str, name: str, version: int | None = None, by: str = STORE
@@ -246,10 +257,10 @@ class ModelStore(OpenedStore):
             raise UnknownBlob(f"the plan of task {task_id} names no predict graph or frozen vectors {part[:12]}…")
         return self._read(named)
 
-    def model_for(self, device: str, population: str, name: str) -> Signed | None:
-        """The release of a model for a device; None when it has none."""
+    def model_for(self, device: str, labels: Mapping[str, str], population: str, name: str) -> Signed | None:
+        """The release of a model for a device that tells these labels; None when it has none."""
         with self.database.reading() as records:
-            number = roll_out_rules.version_for(device, records.models.roll_outs(population, name))
+            number = roll_out_rules.version_for(device, labels, records.models.roll_outs(population, name))
             return None if number is None else records.models.version(population, name, number).release
 
     def _read(self, ref: BlobRef) -> bytes:
@@ -267,7 +278,8 @@ def model_of(records: Records, population: str, name: str) -> roll_out_rules.Mod
         versions=len(records.models.versions(population, name)),
         current=newest.number if newest else None,
         share=newest.share if newest else None,
-        others=roll_out_rules.for_all(roll_outs) if newest and newest.share < 1 else None,
+        others=roll_out_rules.for_all(roll_outs) if newest and not newest.to_all else None,
+        target=newest.target if newest else "",
     )
 
 
@@ -297,11 +309,9 @@ def _roll_out(
     share: float,
     kind: roll_out_rules.RollOutKind,
     by: str,
-    gate: str = "",
+    **more: str,
 ) -> roll_out_rules.RollOut:
-    done = Action.MODEL_PROMOTED if kind is roll_out_rules.RollOutKind.PROMOTE else Action.MODEL_ROLLED_BACK
-    what = f"version {version.number} for {share:.6g} of the devices of {version.population}"
-    records.audit.append(by, done, version.name, f"{what}; {gate}" if gate else what)
+    """more: the gate and the target of a promotion."""
     made = roll_out_rules.RollOut(
         population=version.population,
         name=version.name,
@@ -310,7 +320,11 @@ def _roll_out(
         kind=kind,
         at=records.at,
         actor=by,
-        gate=gate,
+        **more,
     )
+    done = Action.MODEL_PROMOTED if kind is roll_out_rules.RollOutKind.PROMOTE else Action.MODEL_ROLLED_BACK
+    where = made.target and f" where {made.target}"
+    what = f"version {version.number} for {share:.6g} of the devices of {version.population}{where}"
+    records.audit.append(by, done, version.name, f"{what}; {made.gate}" if made.gate else what)
     records.models.add_roll_out(made)
     return made

@@ -342,6 +342,7 @@ MODEL_ROLL_OUTS = Table(
     _column("at", Float, "seconds since 1970"),
     _column("actor", Text, "who did it, as in the audit log"),
     _column("gate", Text, "what a gate compared, in words; empty without one"),
+    _column("target", Text, "expression on labels that devices of the share match; empty for all"),
     _version(),
     Index("model_roll_outs_of", "population", "name"),
     comment="Which versions devices were given; rows are only ever added, and the newest of a model decides",

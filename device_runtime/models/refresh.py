@@ -127,7 +127,7 @@ class _Refresh:
         self._guard.check_model(config.population, self._backend.format)
         self._held.identify()
         try:
-            signed = transport.model(config.population, self._name)
+            signed = transport.model(config.population, self._name, self._guard.told(config.labels))
             return None if signed is None or signed == loaded else self._take(signed)
         finally:
             self._held.spending.add(records.Spent(bytes=transport.bytes_moved))

@@ -9,10 +9,10 @@ import contextlib
 import math
 import random
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from types import TracebackType
 from typing import Any, Protocol, cast
-from urllib.parse import quote
+from urllib.parse import quote, urlencode
 
 from msgspec import Struct
 
@@ -195,9 +195,13 @@ class Transport:
                 return None
             raise
 
-    def model(self, population: str, name: str) -> Signed | None:
-        """The release of a model's version that this device is to use; None if there is none for it."""
-        call = Call("GET", f"/v1/populations/{_segment(population)}/models/{_segment(name)}")
+    def model(self, population: str, name: str, labels: Mapping[str, str]) -> Signed | None:
+        """The release of a model's version that this device is to use; None if there is none for it.
+
+        labels: those that the device tells.
+        """
+        query = f"?{urlencode(labels)}" if labels else ""
+        call = Call("GET", f"/v1/populations/{_segment(population)}/models/{_segment(name)}{query}")
         try:
             answer: messages.ReleasedModel = self._message(call, messages.ReleasedModel)
         except Refused as error:

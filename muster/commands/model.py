@@ -211,6 +211,9 @@ PlanBundle = Annotated[
 GateText = Annotated[
     str | None, typer.Option(metavar="GATE", help="'METRIC >= previous', or <=: refuse a version that is worse.")
 ]
+Where = Annotated[
+    str | None, typer.Option(metavar="WHERE", help="The share is of the devices whose labels match this expression.")
+]
 ForbidOlder = Annotated[
     bool, typer.Option("--forbid-older", help="Devices that see this version never go back to an earlier one.")
 ]
@@ -222,6 +225,7 @@ def release(
     name: NewName,
     key: Key,
     share: FirstShare = None,
+    where: Where = None,
     evaluation: Evaluation = None,
     gate: GateText = None,
     forbid_older: ForbidOlder = False,
@@ -248,7 +252,9 @@ def release(
     from muster.releasing_models import Source, evaluation_of, keep, next_release, pass_gate, plan_of, trained_in
 
     rule = _gate(gate, evaluation)
-    first = None if share is None else _share(share)
+    first, target = None if share is None else _share(share), _target(where)
+    if first is None and target:
+        raise typer.BadParameter("it says of which devices the share is: give --share too", param_hint="--where")
     signing = SigningKey.load(key)
     with open_store(db, blobs, coordinator) as store:
         model = Source.of(store, source)
@@ -262,8 +268,8 @@ def release(
         keep(store, parameters)
         version = store.release_model(signing.sign_statement(made))
         if first is not None:
-            store.promote_model(made.population, name, version.number, first, gate)
-        answer(_facts(version) | {"gate": compared, "share": first}, json)
+            store.promote_model(made.population, name, version.number, first, gate, where=target)
+        answer(_facts(version) | {"gate": compared, "share": first} | ({"where": target} if target else {}), json)
     if not json and first is None:
         again = given_again(db=db, blobs=blobs, coordinator=coordinator)
         say_next("give it to devices", ["muster", "model", "promote", name, "--share", "5%", *again])
@@ -291,7 +297,8 @@ def show(*, name: Name, population: Population = None, store: TaskStore, json: J
         counted = [asdict(count) for count in counts]
         emit({**asdict(model), "released": [_facts(version) for version in versions], "counts": counted})
         return
-    show_fields(dict(zip(("current", "share", "others"), _now(model), strict=True)))
+    facts: dict[str, Any] = dict(zip(("current", "share", "others"), _now(model), strict=True))
+    show_fields(facts | ({"share of": model.wanted} if model.target else {}))
     for version in versions:
         say()
         show_fields(_facts(version))
@@ -307,6 +314,7 @@ def promote(
     *,
     name: Numbered,
     share: Share,
+    where: Where = None,
     gate: GateText = None,
     population: Population = None,
     store: TaskStore,
@@ -319,7 +327,8 @@ def promote(
     """
     name, number = _numbered(name)
     model = _model(store, name, population)
-    _tell(store.promote_model(model.population, name, number or model.versions, _share(share), gate), json)
+    version, target = number or model.versions, _target(where)
+    _tell(store.promote_model(model.population, name, version, _share(share), gate, where=target), json)
 
 
 @model_app.command("roll-back")
@@ -354,10 +363,10 @@ def history(*, name: Name, population: Population = None, store: TaskStore, json
         emit([asdict(one) for one in roll_outs])
     else:
         rows = [
-            (at_utc(one.at), one.kind, one.number, _percent(one.share), one.actor, one.gate or None)
+            (at_utc(one.at), one.kind, one.number, _percent(one.share), one.target or None, one.actor, one.gate or None)
             for one in roll_outs
         ]
-        show_table(("when", "what", "version", "share", "who", "gate"), rows)
+        show_table(("when", "what", "version", "share", "where", "who", "gate"), rows)
 
 
 def _gate(text: str | None, evaluation: str | None) -> Gate | None:
@@ -403,6 +412,14 @@ def _share(text: str) -> float:
     return share
 
 
+def _target(where: str | None) -> str:
+    """The canonical text of a target. Raises InvalidModel for one that does not parse."""
+    from coordinator.errors import InvalidModel
+    from coordinator.rules.task_settings import canonical
+
+    return canonical(where or "", InvalidModel)
+
+
 def _percent(share: float | None) -> str | None:
     return None if share is None else f"{100 * share:.6g} %"
 
@@ -438,4 +455,7 @@ def _tell(done: RollOut, json: bool) -> None:
         if not done.share:
             remark("it is withdrawn: devices that took it keep it, and no device is given any from now on")
             return
-        remark(f"{_percent(done.share)} of the devices are given version {done.number} when they next ask")
+        from coordinator.rules.task_settings import wanted
+
+        which = wanted(done.target) or "devices"
+        remark(f"{_percent(done.share)} of the {which} are given version {done.number} when they next ask")

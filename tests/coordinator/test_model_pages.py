@@ -125,6 +125,7 @@ def test_operator_promotes_rolls_back_and_withdraws_by_forms(store, released, lo
         ({"version": "3", "share": "5%", "gate": "good"}, "&#39;good&#39; is no gate"),
         ({"version": "3", "share": "5%", "gate": "accuracy >= previous"}, "the gate refuses the version"),
         ({"version": "1", "share": "5%"}, "version 1 is earlier than version 2"),
+        ({"version": "3", "share": "5%", "where": "a >"}, "column 4: here must be a value, and the expression ends"),
         ({"share": "5%"}, "choose the version"),
     ):
         refused = send(locked, "promote", **given)
@@ -135,7 +136,9 @@ def test_operator_promotes_rolls_back_and_withdraws_by_forms(store, released, lo
     for wrong, status in (({"version": "9", "share": "5%"}, 404), ({"version": "x", "share": "5%"}, 404)):
         assert send(locked, "promote", **wrong).status_code == status
     assert send(locked, "promote", version="2", share="100%").headers["location"] == HERE
-    assert send(locked, "promote", version="3", share="0.05").status_code == 303
+    assert send(locked, "promote", version="3", share="0.05", where="region=eu").status_code == 303
+    page = locked.get(HERE).text
+    assert "The share of version 3 is of the devices whose region is eu; other devices have version 2." in page
     assert send(locked, "roll-back", version="").status_code == 303
     assert send(locked, "roll-back", version="1").status_code == 303
     assert "no version: withdraw version 1" in locked.get(f"{HERE}/roll-back").text

@@ -37,7 +37,7 @@ def rolled(*steps):
 
 def given(number, *steps, devices=DEVICES):
     """The devices that are given a version."""
-    return {device for device in devices if version_for(device, rolled(*steps)) == number}
+    return {device for device in devices if version_for(device, {}, rolled(*steps)) == number}
 
 
 @pytest.fixture
@@ -66,15 +66,15 @@ def test_the_devices_of_a_share_are_the_same_for_every_version():
 def test_the_devices_of_a_share_are_others_for_other_models_and_hold_outs():
     first = given(1, (1, 0.2))
     (one,) = rolled((1, 0.2))
-    other = {device for device in DEVICES if version_for(device, [replace(one, name="camera")])}
-    far = {device for device in DEVICES if version_for(device, [replace(one, population="tablets")])}
+    other = {device for device in DEVICES if version_for(device, {}, [replace(one, name="camera")])}
+    far = {device for device in DEVICES if version_for(device, {}, [replace(one, population="tablets")])}
     held = {device for device in DEVICES if is_held_out("phones", device, 0.2)}
     for these in (other, far, held):
         assert len(first & these) / len(first) == pytest.approx(0.2, abs=0.05)
 
 
 def test_devices_outside_have_what_all_had_before():
-    assert version_for(DEVICES[0], []) is None
+    assert version_for(DEVICES[0], {}, []) is None
     assert given(None, (1, 0.2)) == set(DEVICES) - given(1, (1, 0.2))
     assert given(1, (1, 1), (2, 0.2)) == set(DEVICES) - given(2, (1, 1), (2, 0.2))
     assert given(1, (1, 1), (2, 0.5), (3, 0.2)) == set(DEVICES) - given(3, (3, 0.2))
@@ -334,6 +334,58 @@ def test_models_and_versions_that_are_not_there_are_named(store, released):
             act("tablets", "keyboard")
 
 
+def test_a_share_with_a_target_is_of_the_devices_that_match():
+    beta = [*rolled((1, 1), (2, 1)), replace(rolled((3, 1))[0], target="ring = beta")]
+    assert [version_for(DEVICES[0], labels, beta) for labels in ({}, {"ring": "beta"}, {"ring": "old"})] == [2, 3, 2]
+    small = [*beta[:2], replace(beta[2], share=0.2)]
+    inside = {device for device in DEVICES if version_for(device, {"ring": "beta"}, small) == 3}
+    assert inside == given(3, (1, 1), (3, 0.2))
+    assert earlier(beta, None) == 2
+    assert earlier(beta, 2) == 2
+    check_promotion(beta, 3, 0.5, "region = eu")
+    check_promotion(beta, 3, 1.0)
+    with pytest.raises(InvalidModel, match="all devices have version 3 already"):
+        check_promotion([*beta, *rolled((3, 1))], 3, 1.0, "ring = beta")
+    with pytest.raises(InvalidModel, match="version 2 is earlier than version 3"):
+        check_promotion(beta, 2, 1.0)
+
+
+@pytest.mark.every_engine
+def test_a_version_is_promoted_to_the_devices_of_a_target(store, released):
+    store.promote_model(*KEYBOARD, 1, 1.0)
+    made = store.promote_model(*KEYBOARD, 2, 1.0, where="not ring in(old,older)")
+    assert made == store.model_history(*KEYBOARD)[-1]
+    assert made.target == "ring not in (old, older)"
+    (model,) = store.models()
+    assert (model.current, model.share, model.others, model.state) == (2, 1.0, 1, "for a share")
+    assert model.wanted == "devices whose ring is none of old, older"
+    assert store.audit()[-1].detail == "version 2 for 1 of the devices of phones where ring not in (old, older)"
+    for labels, number in (({}, 1), ({"ring": "beta"}, 2), ({"ring": "old"}, 1)):
+        assert store.model_for(DEVICES[0], labels, *KEYBOARD) == released[number - 1].release
+    with pytest.raises(InvalidModel, match="where must be an expression on labels; column 6: there is no operator"):
+        store.promote_model(*KEYBOARD, 3, 1.0, where="ring == beta")
+    assert store.roll_back_model(*KEYBOARD).target == ""
+    assert store.model_for(DEVICES[0], {"ring": "beta"}, *KEYBOARD) == released[0].release
+
+
+def test_a_device_asks_with_the_labels_that_it_tells(store, released, client):
+    def ask(query):
+        return client.get(f"/v1/populations/phones/models/keyboard{query}", auth=client.devices["a"])
+
+    store.promote_model(*KEYBOARD, 1, 1.0, where="city = 'São Paulo' and app_version >= 3.2")
+    found = ask("?app_version=3.10&city=S%C3%A3o%20Paulo")
+    assert messages.decode(found.content, ReleasedModel).release == released[0].release
+    assert ask("?app_version=3.1&city=S%C3%A3o+Paulo").headers["Muster-Problem"] == "no-model"
+    for wrong in (
+        "?ring=a&ring=b",
+        "?Ring=a",
+        f"?ring={'a' * 65}",
+        "?ring=%00",
+        f"?{'&'.join(f'n{n}=a' for n in range(17))}",
+    ):
+        assert ask(wrong).headers["Muster-Problem"] == "malformed-message", wrong
+
+
 def test_a_device_is_given_its_version_and_may_fetch_it(store, released, client):
     def ask(device, name="keyboard", population="phones"):
         return client.get(f"/v1/populations/{population}/models/{name}", auth=client.devices[device])
@@ -348,7 +400,7 @@ def test_a_device_is_given_its_version_and_may_fetch_it(store, released, client)
         shown = {name: messages.decode(ask(name).content, ReleasedModel).release for name in names}
         inside = {name for name in names if shown[name] == released[1].release}
         assert {shown[name] for name in set(names) - inside} <= {released[0].release}
-        assert inside == {name for name in names if version_for(client.devices.id(name), rolled((2, share))) == 2}
+        assert inside == {name for name in names if version_for(client.devices.id(name), {}, rolled((2, share))) == 2}
         assert before <= inside
         before = inside
     assert before == set(names)

@@ -51,10 +51,11 @@ class InPython(Opened):
 
     runtime = "python"
 
-    def __init__(self, folder, url, **policy):
+    def __init__(self, folder, url, stated=None, **policy):
         self.state = folder / self.runtime
         policy = build(Policy, {"signers": [KEY.signer], **policy})
-        self._device = Device(url, "phones", folder / "examples.npz", self.state, policy=policy, wait_s=5.0)
+        more = {"policy": policy, "labels": stated, "wait_s": 5.0}
+        self._device = Device(url, "phones", folder / "examples.npz", self.state, **more)
         # In a sandbox each training takes a quarter of a second.
         self._device._config = replace(self._device._config, trainer=lambda name: InProcess(open_backend(name)))
         self._model, self._pool = self._device.model(NAME), ThreadPoolExecutor(4)
@@ -134,12 +135,14 @@ class InNode(Opened):
 
     runtime = "node"
 
-    def __init__(self, folder, url, *more, **policy):
+    def __init__(self, folder, url, *more, stated=None, **policy):
         self.state, self._is_alone = folder / self.runtime, bool(more)
         if not more and shared.cache_info().currsize and shared(self.runtime).poll() is not None:
             shared.cache_clear()
         self.process = process(self.runtime, *more) if more else shared(self.runtime)
-        self.ask("open", state=str(self.state), url=url, policy={"signers": [KEY.signer], **policy})
+        self.ask(
+            "open", state=str(self.state), url=url, policy={"signers": [KEY.signer], **policy}, labels=stated or {}
+        )
 
     def __exit__(self, *_):
         if self._is_alone:

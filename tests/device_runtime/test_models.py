@@ -81,6 +81,15 @@ def test_a_version_is_fetched_and_predicts_until_the_next_one(coordinator, model
         assert (answer["error"], plain(answer["detail"])) == ("ModelClosed", "model keyboard is closed")
 
 
+@pytest.mark.parametrize("runtime", [InPython, InNode], ids=lambda runtime: runtime.runtime)
+def test_a_refresh_tells_the_labels_that_the_owner_lists(coordinator, folder, runtime):
+    released(coordinator, 1)
+    coordinator.models = {f"{NAME}?app_version=3.2&city=S%C3%A3o": coordinator.models.pop(NAME)}
+    stated = {"app_version": "3.2", "city": "São", "ring": "beta"}
+    with runtime(folder, coordinator.url, stated=stated, labels=["app_version", "city"]) as model:
+        assert model.refresh() == (True, 1)
+
+
 def test_a_version_predicts_on_the_engine_of_browsers(coordinator, folder):
     with InNode(folder, coordinator.url, "web") as node:
         for number in (1, 2):

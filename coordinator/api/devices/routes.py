@@ -44,6 +44,7 @@ from coordinator.errors import MalformedMessage, NoModel, Refusal, UnknownBlob
 from coordinator.rules.replicas import round_in
 from coordinator.rules.selection import Eligibility
 from fedcore.errors import RequestError
+from fedcore.labels import check_labels
 from fedcore.plan import BlobRef
 from fedcore.report import ReportLayout
 from fedcore.wire import messages
@@ -195,9 +196,9 @@ class DeviceApi:
         return HeldAnswer(delta, held)
 
     async def model(self, population: str, name: str, request: Request) -> Response:
-        """The version of a model that the device is to use, by the shares of its roll-outs."""
-        device = signed(request).keyid
-        release = await run_in_threadpool(self._store.model_for, device, population, name)
+        """The version of a model that the device is to use, by its roll-outs. The query: the labels that it tells."""
+        device, labels = signed(request).keyid, _labels(request)
+        release = await run_in_threadpool(self._store.model_for, device, labels, population, name)
         if release is None:
             raise NoModel(f"population {population!r} has no version of a model {name!r} for this device")
         return answer(messages.ReleasedModel(release))
@@ -290,6 +291,19 @@ class DeviceApi:
             if not records.attempts.of_one_task({base, target}):
                 raise UnknownBlob(f"no task has a checkpoint {base[:12]}… and one {target[:12]}…")
         return refs
+
+
+def _labels(request: Request) -> dict[str, str]:
+    """Those in the query. Raises MalformedMessage."""
+    told = request.query_params.multi_items()
+    labels = dict(told)
+    try:
+        if len(labels) < len(told):
+            raise ValueError("a label is there twice")
+        check_labels(labels)
+    except ValueError as error:
+        raise MalformedMessage(str(error)) from error
+    return labels
 
 
 def _number(text: str) -> int:
@@ -427,7 +441,7 @@ def device_routes(api: DeviceApi, reports: ReportApi, authenticator: Authenticat
         enrolled("GET", "/v1/blobs/{sha256}/deltas/{base}", api.delta,
                  about({200: Answer("The delta", (BYTES,))}, ("unknown-blob",))),
         enrolled("GET", "/v1/populations/{population}/models/{name}", api.model,
-                 about({200: Answer("Its release", (messages.ReleasedModel,))}, ("no-model",))),
+                 about({200: Answer("Its release", (messages.ReleasedModel,))}, ("malformed-message", "no-model"))),
         enrolled("GET", "/v1/assignments/{assignment}", api.hold, about(_NEEDED, (*_OWN, *_OVER), fields=_WAIT)),
         enrolled("GET", "/v1/assignments/{assignment}/outcome", api.outcome,
                  about({200: Answer("As far as it is decided", (messages.Settled,))}, _OWN)),

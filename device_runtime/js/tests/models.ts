@@ -10,7 +10,7 @@ import { createInterface } from "node:readline";
 import { DeviceError } from "../src/core/errors.ts";
 import type { Model } from "../src/core/models/model.ts";
 import type { Columns, Inputs } from "../src/core/models/version.ts";
-import { policyOf } from "../src/core/permission/policy.ts";
+import { type Labels, policyOf } from "../src/core/permission/policy.ts";
 import { Device } from "../src/core/sessions/device.ts";
 import { NodePlatform, NpzExamples } from "../src/node/device.ts";
 
@@ -33,6 +33,7 @@ interface Order {
   readonly state?: string;
   readonly url?: string;
   readonly policy?: object;
+  readonly labels?: Labels;
 }
 
 flushCompileCache(); // now, since this process is killed
@@ -50,7 +51,7 @@ for await (const line of createInterface({ input: process.stdin })) {
 }
 process.exit(0);
 
-async function open({ state = "", url = "", policy = {} }: Order): Promise<void> {
+async function open({ state = "", url = "", policy = {}, labels = {} }: Order): Promise<void> {
   platform = new NodePlatform(state, new NpzExamples(`${state}/../examples.npz`));
   if (steps === "web") {
     const { webEngine } = await import("../src/web/platform.ts");
@@ -58,7 +59,7 @@ async function open({ state = "", url = "", policy = {} }: Order): Promise<void>
   } else if (steps !== undefined) {
     endAfter(Number(steps));
   }
-  const config = { coordinator: new URL(url), population: "phones", policy: policyOf(policy), waitS: 5 };
+  const config = { coordinator: new URL(url), population: "phones", policy: policyOf(policy), labels, waitS: 5 };
   warnings = [];
   storm = Promise.resolve([]);
   device = new Device(platform, config, (words) => warnings.push(words));

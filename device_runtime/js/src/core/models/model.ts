@@ -10,7 +10,7 @@ import * as errors from "../errors.ts";
 import { type KeptVersion, ModelKeeper } from "../kept/models.ts";
 import { FOR_MODEL, failure, NOTHING_YET, writeJournal } from "../kept/sessions.ts";
 import type { Guard } from "../permission/guard.ts";
-import type { Place } from "../permission/policy.ts";
+import type { Labels, Place } from "../permission/policy.ts";
 import { AgainstLimits, checkModelRelease, signedRelease, withinLimits } from "../permission/releases.ts";
 import { encodeVector } from "../plans/checkpoint.ts";
 import { type BlobRef, isBlob, keptRefs, parameterCount } from "../plans/plan.ts";
@@ -25,9 +25,13 @@ import { type Columns, type Inputs, type Recipe, recipeOf, Version } from "./ver
 const MOST_TRIALS = 2;
 const withoutNumbers = (words: string): string => words.replace(/\d+/g, "");
 
-/** The population of a coordinator, and the owner's policy. stopping: once it is aborted, training gives up at once. */
+/** The population of a coordinator, the owner's policy, and labels.
+ *
+ * stopping: once it is aborted, training gives up at once.
+ */
 interface Stoppable extends Place {
   readonly stopping?: AbortSignal;
+  readonly labels?: Labels;
 }
 
 /** A version that predicts, and whether with parameters of this device's own. */
@@ -123,7 +127,8 @@ export class Model {
   async refresh(): Promise<boolean> {
     return this.#visit(async (visit) => {
       visit.guard.checkPopulation();
-      const signed = await visit.transport.model(this.#place.population, this.#name);
+      const told = visit.guard.told(this.#place.labels ?? {});
+      const signed = await visit.transport.model(this.#place.population, this.#name, told);
       if (signed === null || (this.#opened !== null && same(signed, this.#opened.signed))) return false;
       await this.#swap(await this.#take(signed, visit));
       return true;

@@ -14,6 +14,7 @@ import {
   TransportError,
   Unreachable,
 } from "../errors.ts";
+import type { Labels } from "../permission/policy.ts";
 import { type BlobRef, isBlob } from "../plans/plan.ts";
 import type { BlobCache, BytesMoved, Platform } from "../platform.ts";
 import { type ANSWERS, type Assignment, decodeAnswer, type Rejected, WIRE_VERSION } from "../wire/messages.ts";
@@ -90,9 +91,14 @@ export class Transport {
     return body;
   }
 
-  /** The release of a model's version that this device is to use; null if there is none for it. */
-  async model(population: string, name: string): Promise<Signed | null> {
-    const path = `/v1/populations/${encodeURIComponent(population)}/models/${name}`;
+  /** The release of a model's version that this device is to use; null if there is none for it.
+   *
+   * labels: those that the device tells.
+   */
+  async model(population: string, name: string, labels: Labels): Promise<Signed | null> {
+    const query = Object.entries(labels).map(([label, value]) => `${label}=${encodeURIComponent(value)}`);
+    const model = `/v1/populations/${encodeURIComponent(population)}/models/${name}`;
+    const path = query.length > 0 ? `${model}?${query.join("&")}` : model;
     try {
       return read("model", path, await this.#call({ method: "GET", path })).release;
     } catch (error) {
