@@ -283,7 +283,8 @@ class Operation:
     """An operation over HTTP: the least role that may do it, its method and path, and the method that it calls.
 
     call: of a protocol above; it says what goes in, what comes back, and the sentence. problems: beside those that
-    follow from the rest. takes: the type of the body, that of the last parameter.
+    follow from the rest. takes: the type of the body, that of the last parameter. whole: it is about the whole
+    coordinator, so that a token which is limited to populations may not do it.
     """
 
     role: entities.Role
@@ -293,6 +294,7 @@ class Operation:
     problems: tuple[str, ...] = ()
     takes: Any = None
     status: int = 200
+    whole: bool = False
 
     @property
     def name(self) -> str:
@@ -326,7 +328,7 @@ _BUDGET = "/populations/{population}/budget"
 _VIEWER, _OPERATOR = entities.Role.VIEWER, entities.Role.OPERATOR
 OPERATIONS = (
     Operation(_VIEWER, "GET", "/lineage", TaskStore.lineage),
-    Operation(_VIEWER, "GET", "/releases", TaskStore.releases),
+    Operation(_VIEWER, "GET", "/releases", TaskStore.releases, whole=True),  # a proof is about all of them
     Operation(_VIEWER, "GET", "/tasks", TaskStore.tasks),
     Operation(_VIEWER, "GET", "/tasks/{task}", TaskStore.task),
     Operation(_VIEWER, "GET", "/tasks/{task}/manifest", TaskStore.manifest),
@@ -339,7 +341,7 @@ OPERATIONS = (
     Operation(_VIEWER, "GET", "/tasks/{task}/history", TaskStore.history),
     Operation(_VIEWER, "GET", _BUDGET, TaskStore.budget, ("unknown-population",)),
     Operation(_VIEWER, "GET", "/populations/{population}/matching", AdminService.matching, ("invalid-task",)),
-    Operation(_VIEWER, "GET", "/devices", TaskStore.devices),
+    Operation(_VIEWER, "GET", "/devices", TaskStore.devices, whole=True),
     Operation(_VIEWER, "GET", "/audit", TaskStore.audit),
     Operation(_VIEWER, "GET", "/alerts", TaskStore.alerts),
     Operation(_VIEWER, "GET", "/tasks/{task}/model", TaskStore.model, ("unknown-round", "wrong-kind")),
@@ -352,8 +354,8 @@ OPERATIONS = (
     Operation(_VIEWER, "GET", _MODEL + "/versions", TaskStore.model_versions),
     Operation(_VIEWER, "GET", _MODEL + "/history", TaskStore.model_history),
     Operation(_VIEWER, "GET", _MODEL + "/counts", TaskStore.model_counts),
-    Operation(_OPERATOR, "GET", "/security", AdminService.security),
-    Operation(_OPERATOR, "POST", "/alerts:test", AdminService.test_alerts, ("webhook-failed",), status=204),
+    Operation(_OPERATOR, "GET", "/security", AdminService.security, whole=True),
+    Operation(_OPERATOR, "POST", "/alerts:test", AdminService.test_alerts, ("webhook-failed",), status=204, whole=True),
     Operation(_OPERATOR, "PUT", "/blobs/{sha256}", AdminService.upload, ("digest-mismatch",), takes=bytes, status=204),
     Operation(_OPERATOR, "HEAD", "/blobs/{sha256}", AdminService.present, ("unknown-blob",), status=204),
     Operation(
@@ -396,7 +398,7 @@ OPERATIONS = (
     ),
     Operation(_OPERATOR, "POST", _MODEL + ":promote", TaskStore.promote_model, ("invalid-model",)),
     Operation(_OPERATOR, "POST", _MODEL + ":roll-back", TaskStore.roll_back_model, ("invalid-model",)),
-    Operation(_OPERATOR, "POST", "/devices/{device}:revoke", TaskStore.revoke_device),
-    Operation(_OPERATOR, "POST", "/devices/{device}:allow", TaskStore.allow_device),
+    Operation(_OPERATOR, "POST", "/devices/{device}:revoke", TaskStore.revoke_device, whole=True),
+    Operation(_OPERATOR, "POST", "/devices/{device}:allow", TaskStore.allow_device, whole=True),
 )
-"""Every operation of the admin API."""
+"""Every operation of the admin API. Of devices nothing says which population they belong to."""

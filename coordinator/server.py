@@ -32,6 +32,7 @@ from coordinator.api.replica_routing import Router
 from coordinator.api.service import Service
 from coordinator.dashboard.pages import dashboard_router
 from coordinator.driver.watch import watch_forever
+from coordinator.rules.entities import Role
 from coordinator.settings import Settings
 from coordinator.store.garbage_collection import collect_forever
 from ingress.limits import ConnectionLimits
@@ -96,7 +97,7 @@ def admin_app(service: Service) -> FastAPI:
     install_admin_problems(app, service.settings.soon)
     access = Access(service)
     app.include_router(health_router(service))
-    app.include_router(metrics_router(service), dependencies=[Depends(access.metrics)])
+    app.include_router(metrics_router(service), dependencies=[Depends(access.guard(Role.METRICS, whole=True))])
     app.include_router(admin_router(service, access))
     app.include_router(dashboard_router(service, access))
     app.mount("/v1", _devices_port(service))

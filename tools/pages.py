@@ -145,7 +145,10 @@ def operations() -> str:
     """Every operation of the admin API."""
     from coordinator.operations import OPERATIONS, PREFIX
 
-    rows = [[f"`{one.method} {PREFIX}{one.path}`", one.role.value, one.sentence] for one in OPERATIONS]
+    rows = [
+        [f"`{one.method} {PREFIX}{one.path}`", f"{one.role}{', not limited' * one.whole}", one.sentence]
+        for one in OPERATIONS
+    ]
     return markdown(["operation", "role", "does"], rows)
 
 

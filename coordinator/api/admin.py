@@ -16,12 +16,12 @@ from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from coordinator.api.authentication import authenticate
+from coordinator.api.authentication import PERSON, authenticate, for_person
 from coordinator.api.http import ADMIN_PROBLEMS, read_as, read_hashed
 from coordinator.api.openapi import BYTES, HEALTH, Answer, ApiDocument
 from coordinator.api.service import Service, matching
 from coordinator.driver.watch import send_trial
-from coordinator.errors import BadToken, InvalidTask, MalformedMessage, Unavailable, UnknownBlob
+from coordinator.errors import BadToken, InvalidTask, MalformedMessage, RoleLacking, Unavailable
 from coordinator.operations import OPERATIONS, PREFIX, NewTask, Operation
 from coordinator.rules.alerts import Assumption
 from coordinator.rules.entities import NOT_BOTH, Role, Task, Token
@@ -29,6 +29,7 @@ from coordinator.rules.kinds import kind_of
 from coordinator.rules.selection import Matching
 from coordinator.rules.task_settings import TaskSettings
 from coordinator.security import of_running
+from coordinator.store.tasks import CoordinatorStore
 from fedcore.errors import WrongBody
 from fedcore.release import Signed
 from fedcore.validation import UNDECODABLE, build, decoder
@@ -49,35 +50,45 @@ class Access:
         self._database = service.store.database
         self._loopback = service.settings.loopback_viewer
 
-    def metrics(self, request: Request, credentials: Credentials) -> Token:
-        """The token of whoever may read metrics, which any token may. Raises BadToken."""
-        if credentials is not None:
-            return authenticate(self._database, credentials.credentials)
-        viewer = self.without_token(request)
-        if viewer is not None:
-            return viewer
-        raise BadToken("send a token: Authorization: Bearer muster_…; `muster coordinator token` makes one")
+    def guard(
+        self, role: Role, *, whole: bool = False
+    ) -> Callable[[Request, HTTPAuthorizationCredentials | None], None]:
+        """What demands a token of at least a role, and keeps it as `token` in the request's state.
 
-    def viewer(self, request: Request, credentials: Credentials) -> Token:
-        """The token of a viewer or an operator; the request's state keeps it as `token`. Raises as `operator`."""
-        request.state.token = token = self.metrics(request, credentials)
-        token.demand(Role.VIEWER)
-        return token
+        whole: one that is not limited to populations. It raises BadToken or RoleLacking.
+        """
 
-    def operator(self, request: Request, credentials: Credentials) -> Token:
-        """The token of an operator, who may change tasks. Raises BadToken or RoleLacking."""
-        token = self.viewer(request, credentials)
-        token.demand(Role.OPERATOR)
-        return token
+        def demand(request: Request, credentials: Credentials) -> None:
+            text = None if credentials is None else credentials.credentials
+            token = self.without_token(request) if text is None else authenticate(self._database, text)
+            if token is None:
+                raise BadToken("send a token: Authorization: Bearer muster_…; `muster coordinator token` makes one")
+            token.demand(role)
+            if token.proxy:  # a browser sends what others' pages ask for, and only forms of the dashboard show that
+                raise RoleLacking(f"the token {token.id} of {token.name} is a proxy's, for the pages of the dashboard")
+            if whole:
+                token.demand_unlimited()
+            request.state.token = token
+
+        return demand
 
     def without_token(self, request: Request) -> Token | None:
         """The loopback viewer, where the setting allows one; else None."""
         # By the Host: a page of another site, rebound to loopback, names that site.
         return _LOOPBACK if self._loopback and _HERE.fullmatch(request.headers.get("host", "")) else None
 
+    def of_proxy(self, request: Request) -> Token | None:
+        """The token of a proxy with the person whom it names; None where nobody is named.
 
-def create_task(service: Service, new: NewTask, by: str) -> Task:
-    """Register a task that `by` asked for. Raises UnknownBlob, and what `register_task` of the store does.
+        Raises BadToken, and RoleLacking for a name from others than proxies: neither must look like a lost session.
+        """
+        scheme, _, text = request.headers.get("authorization", "").partition(" ")
+        named = request.headers.getlist(PERSON)
+        return for_person(authenticate(self._database, text), named) if named and scheme.lower() == "bearer" else None
+
+
+def create_task(service: Service, new: NewTask, token: Token) -> Task:
+    """Register a task that the holder of a token asks for. Raises UnknownBlob, and as `register_task` of the store.
 
     It reads and writes blobs, so it runs in a thread.
     """
@@ -95,8 +106,8 @@ def create_task(service: Service, new: NewTask, by: str) -> Task:
     if new.evaluates is not None and new.evaluation is not None:
         raise InvalidTask(NOT_BOTH)
     evaluation = new.evaluates or new.evaluation
-    return service.store.register_task(
-        new.manifest, new.settings, new.release, by, name=new.name, evaluation=evaluation
+    return service.store.limited(token.populations).register_task(
+        new.manifest, new.settings, new.release, token.signature, name=new.name, evaluation=evaluation
     )
 
 
@@ -130,61 +141,58 @@ ADMIN = ApiDocument(
 
 
 class AdminApi:
-    """The operations of `AdminService`. `upload`, `create` and `release_model` read a body, so they are endpoints."""
+    """Operations that the store has not. `upload`, `create` and `release_model` read a body, so they are endpoints."""
 
     def __init__(self, service: Service) -> None:
-        self._service, self._settings, self._store = service, service.settings, service.store
+        self._service, self._settings = service, service.settings
 
     def security(self) -> Sequence[Assumption]:
         """As `AdminService` says."""
-        return of_running(self._settings, self._store)
+        return of_running(self._settings, self._service.store)
 
-    def matching(self, population: str, where: str = "") -> Matching:
-        """As `AdminService` says."""
-        return matching(self._service, population, where)
+    def matching(self, token: Token, population: str, where: str = "") -> Matching:
+        """As `AdminService` says, for the holder of a token."""
+        return matching(self._service, token, population, where)
 
     def test_alerts(self) -> None:
         """As `AdminService` says."""
         send_trial(self._service.webhook)
-
-    def present(self, sha256: str) -> None:
-        """As `AdminService` says."""
-        with self._store.database.reading() as records:
-            records.blob(sha256, public=False)  # bytes that no row names may be collected before a task names them
-        if not self._store.blobs.has(sha256):
-            raise UnknownBlob(f"there is no blob {sha256[:12]}…")
 
     async def upload(self, sha256: str, request: Request) -> Response:
         """Store the body."""
         data, digest = await read_hashed(request, self._settings.upload_limit_bytes)
         if digest.hex() != sha256:
             raise WrongBody("the body does not have the SHA-256 that the address names, as 64 lower-case hex digits")
-        await run_in_threadpool(self._store.blobs.put, data)
+        await run_in_threadpool(store_for(self._service, request).upload, data)
         return Response(status_code=204)
 
     async def create(self, request: Request) -> Response:
         """Start the task that the body asks for."""
         data, _ = await read_hashed(request, self._settings.message_limit_bytes)
         new = _new_task(bytes(data))
-        return _response(await run_in_threadpool(create_task, self._service, new, _by(request)), 201)
+        return _response(await run_in_threadpool(create_task, self._service, new, request.state.token), 201)
 
     async def release_model(self, request: Request) -> Response:
         """Release the version of a model whose signed statement is the body."""
         data, _ = await read_hashed(request, self._settings.message_limit_bytes)
         signed = read_as(data, Signed)
-        return _response(await run_in_threadpool(self._store.release_model, signed, _by(request)), 201)
+        store = store_for(self._service, request)
+        return _response(await run_in_threadpool(store.release_model, signed, _by(request)), 201)
 
 
 class Endpoint:
     """The endpoint of an operation without a body: calls a method with what path and query hold.
 
-    A method with a parameter `by` is told who calls it. FastAPI reads the signature, and runs the endpoint in a thread.
+    The method is the API's own, or of the store as the request's token may see it. One with a parameter `by` is told
+    who calls it, and one with `token` by which token. FastAPI reads the signature, and runs the endpoint in a thread.
     """
 
-    def __init__(self, operation: Operation, act: Callable[..., Any]) -> None:
-        self._act, self._status = act, operation.status
+    def __init__(self, operation: Operation, service: Service, api: AdminApi) -> None:
+        self._service, self._own = service, getattr(api, operation.name, None)
+        self._name, self._status = operation.name, operation.status
         self._names = {name: parameter.name for name, parameter in operation.parameters.items()}
-        self._tells_whom = "by" in inspect.signature(act).parameters
+        act = self._own or getattr(service.store, operation.name)
+        self._told = {"by", "token"} & inspect.signature(act).parameters.keys()
         asked = [
             parameter.replace(name=name, kind=parameter.KEYWORD_ONLY, annotation=_bounded(name, parameter.annotation))
             for name, parameter in operation.parameters.items()
@@ -195,24 +203,22 @@ class Endpoint:
     def __call__(self, request: Request, **asked: Any) -> Response:
         """Answer a request."""
         arguments = {self._names[name]: value for name, value in asked.items()}
-        if self._tells_whom:
-            arguments["by"] = _by(request)
-        return _response(self._act(**arguments), self._status)
+        arguments |= {name: {"by": _by(request), "token": request.state.token}[name] for name in self._told}
+        act = self._own or getattr(store_for(self._service, request), self._name)
+        return _response(act(**arguments), self._status)
 
 
 def admin_router(service: Service, access: Access) -> APIRouter:
     """The routes of the admin API: those of every operation, each behind its role."""
-    api, guards = AdminApi(service), {Role.VIEWER: access.viewer, Role.OPERATOR: access.operator}
-    router = APIRouter(prefix=PREFIX, tags=["admin"])
+    api, router = AdminApi(service), APIRouter(prefix=PREFIX, tags=["admin"])
     for operation in OPERATIONS:
-        act = getattr(api, operation.name, None) or getattr(service.store, operation.name)
         router.add_api_route(
             operation.path,
-            act if operation.takes else Endpoint(operation, act),
+            getattr(api, operation.name) if operation.takes else Endpoint(operation, service, api),
             methods=[operation.method],
             name=operation.name,
             description=operation.sentence,
-            dependencies=[Depends(guards[operation.role])],
+            dependencies=[Depends(access.guard(operation.role, whole=operation.whole))],
             **_described(operation),
         )
     return router
@@ -238,6 +244,12 @@ def _media(kind: Any) -> Any:
 def _bounded(name: str, kind: Any) -> Any:
     """The type of a parameter, as FastAPI wants it: one that is not in the query is in the path."""
     return Annotated[kind, _BOUNDS[name]] if name in _BOUNDS else kind
+
+
+def store_for(service: Service, request: Request) -> CoordinatorStore:
+    """The store as the token of a request may see it."""
+    token: Token = request.state.token
+    return service.store.limited(token.populations)
 
 
 def _by(request: Request) -> str:

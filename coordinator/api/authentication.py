@@ -12,7 +12,10 @@ import re
 import secrets
 import time
 from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
+from functools import partial
 from typing import Generic, TypeVar
 
 from starlette.concurrency import run_in_threadpool
@@ -37,27 +40,64 @@ _TEXT = re.compile(r"muster_([0-9a-f]{8})_([A-Za-z0-9_-]{43})")
 _NAME = re.compile(r"[\w.@+-]{1,60}")
 _DAY_S = 86_400
 _MOST_DAYS = 3650
+_LONGEST_POPULATION = 200
 DAYS = 90
 """Days for which a token is good, if nothing else is asked for."""
 _NOBODY = hashlib.sha256(b"").hexdigest()
+PERSON = "Muster-Person"
+"""The header in which a proxy, known by its token, names the person for whom it asks."""
+_PERSON = re.compile(r"[A-Za-z0-9_.@+-]{1,254}")
 
 
-def issue(database: Database, name: str, role: Role, days: float = DAYS) -> tuple[Token, str]:
+def issue(
+    database: Database,
+    name: str,
+    role: Role,
+    days: float = DAYS,
+    *,
+    populations: Sequence[str] = (),
+    proxy: bool = False,
+) -> tuple[Token, str]:
     """A new token, good for `days`, and its text, which is stored nowhere.
 
-    Raises InvalidToken for an unusable name or time.
+    populations: those that it is limited to; without any it is good for all. proxy: as `Token` says.
+
+    Raises InvalidToken for an unusable name or time, for a population that can have no such name, and for a token of
+    Prometheus that is limited, or a proxy's.
     """
     if not _NAME.fullmatch(name):
         raise errors.InvalidToken(f"name must be 1 to 60 letters, digits or any of . @ + - _, not {name!r}")
     if not 0 < days <= _MOST_DAYS:
         raise errors.InvalidToken(f"days must be above 0 and at most {_MOST_DAYS}, not {days:g}: every token expires")
+    if role is Role.METRICS and (populations or proxy):
+        raise errors.InvalidToken("metrics are of the whole coordinator: leave out --population and --proxy")
+    for population in populations:
+        if not 0 < len(population) <= _LONGEST_POPULATION or not population.isprintable():
+            raise errors.InvalidToken(
+                f"{population[:60]!r} can be no population: its name is 1 to 200 printable characters"
+            )
     token_id, secret = secrets.token_hex(4), secrets.token_urlsafe(32)
+    limits = tuple(sorted(set(populations))) or None
     with database.writing() as records:
-        expires_at = records.at + days * _DAY_S
-        token = Token(id=token_id, name=name, role=role, created_at=records.at, expires_at=expires_at)
+        now, expires_at = records.at, records.at + days * _DAY_S
+        whose = partial(Token, id=token_id, name=name, role=role, populations=limits, proxy=proxy)
+        token = whose(created_at=now, expires_at=expires_at)
         records.tokens.add(token, _hash(secret))
-        records.audit.append(STORE, Action.TOKEN_MADE, token_id, f"{role} {name}, until {_date(expires_at)}")
+        records.audit.append(STORE, Action.TOKEN_MADE, token_id, f"{token.rights}, until {_date(expires_at)}")
     return token, f"muster_{token_id}_{secret}"
+
+
+def for_person(token: Token, named: Sequence[str]) -> Token:
+    """The token of a proxy with the person whom a request names, in so many fields.
+
+    Raises RoleLacking for a token that is no proxy's, and BadToken unless there is one name.
+    """
+    if not token.proxy:
+        raise errors.RoleLacking(f"{PERSON} is believed from a proxy; the token {token.id} was not made with --proxy")
+    if len(named) != 1 or not _PERSON.fullmatch(named[0]):
+        found, wanted = ", ".join(named)[:60], "one person in 1 to 254 letters, digits or any of . @ + - _"
+        raise errors.BadToken(f"{PERSON} must name {wanted}, not {found!r}: look at the proxy's configuration")
+    return replace(token, person=named[0])
 
 
 def tokens(database: Database) -> list[Token]:

@@ -26,6 +26,7 @@ from coordinator.errors import NotAttested
 from coordinator.keys import Keys, open_both
 from coordinator.monitoring import Metrics, RecentLines
 from coordinator.rules.alerts import Action
+from coordinator.rules.entities import Token
 from coordinator.rules.selection import LabelSet, Matching
 from coordinator.rules.task_settings import canonical
 from coordinator.secure.beacon_client import BeaconClient
@@ -309,15 +310,17 @@ class Service:
         )
 
 
-def matching(service: Service, population: str, where: str) -> Matching:
+def matching(service: Service, token: Token, population: str, where: str) -> Matching:
     """The devices that came to this process lately, by a target. Raises InvalidTask for one that does not parse.
 
-    Counts are as coarse as the groups that questions to the population may show.
+    Counts are as coarse as the groups that questions to the population may show. A population that is not for the
+    holder of the token has no devices, as one that is not there.
     """
     where = canonical(where)
-    with service.store.database.reading() as records:
-        budget = records.budgets.of(population)
-    return service.check_ins.matching(population, where, 1 if budget is None else budget.minimum_devices, time.time())
+    with service.store.limited(token.populations).database.reading() as records:
+        there, budget = population in records.populations(), records.budgets.of(population)
+    least = 1 if budget is None else budget.minimum_devices
+    return service.check_ins.matching(population if there else "", where, least, time.time())
 
 
 def _parties(settings: Settings, keys: Keys) -> messages.SecaggParties | None:

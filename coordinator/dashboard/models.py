@@ -14,7 +14,7 @@ from coordinator.dashboard.curves import Chart, chart, charts
 from coordinator.dashboard.rendering import Endpoints, Fields, Visitor, model_page_of
 from coordinator.dashboard.views import evaluated
 from coordinator.errors import InvalidModel, UnknownModel
-from coordinator.rules.entities import Task
+from coordinator.rules.entities import Task, Token
 from coordinator.rules.kinds import Figures, figures_of
 from coordinator.rules.roll_outs import Gate, Model, ModelCount, ModelVersion, RollOut, check_share, earlier, share_of
 from coordinator.rules.task_settings import canonical
@@ -152,25 +152,25 @@ class ModelForms(Endpoints):
         visitor = self._sessions.visitor(request)
         if visitor.token is None:
             return self._renderer.login(request, visitor)
-        return self._show(request, visitor, (population, name, verb), {})
+        return self._show(request, visitor, visitor.token, (population, name, verb), {})
 
     def act(self, request: Request, population: str, name: str, verb: str, fields: Fields) -> Response:
         """Promote a version or roll back, or show the form again with what is wrong beside its field."""
         asked = population, name, verb
 
-        def act(visitor: Visitor, by: str) -> Response | None:
-            wrong = self._act(asked, fields, by)
-            return self._show(request, visitor, asked, fields, wrong) if wrong else None
+        def act(visitor: Visitor, token: Token) -> Response | None:
+            wrong = self._act(asked, fields, token)
+            return self._show(request, visitor, token, asked, fields, wrong) if wrong else None
 
         return self._operate(request, fields, model_page_of(population, name), act)
 
-    def _act(self, asked: tuple[str, str, str], fields: Fields, by: str) -> dict[str, str]:
+    def _act(self, asked: tuple[str, str, str], fields: Fields, token: Token) -> dict[str, str]:
         """Do what a form asks for. The answer is what was wrong with which field; nothing was done then."""
-        population, name, verb = asked
+        (population, name, verb), store, by = asked, self._store(token), token.signature
         field, version = "version", _number(fields.get("version", ""))
         try:
             if verb == "roll-back":
-                self._store.roll_back_model(population, name, version, by)
+                store.roll_back_model(population, name, version, by)
                 return {}
             field = "share"
             share = share_of(fields.get("share", "").strip())
@@ -184,7 +184,7 @@ class ModelForms(Endpoints):
             field = "version"
             if version is None:
                 raise InvalidModel("choose the version that devices are to be given")
-            self._store.promote_model(population, name, version, share, gate, where=where, by=by)
+            store.promote_model(population, name, version, share, gate, where=where, by=by)
         except InvalidModel as error:
             return {field: str(error)}
         return {}
@@ -193,6 +193,7 @@ class ModelForms(Endpoints):
         self,
         request: Request,
         visitor: Visitor,
+        token: Token,
         asked: tuple[str, str, str],
         fields: Fields,
         wrong: Fields | None = None,
@@ -201,7 +202,7 @@ class ModelForms(Endpoints):
         if verb not in _VERBS:
             raise HTTPException(404, "Not Found")
         try:
-            with self._store.database.reading() as records:
+            with self._store(token).database.reading() as records:
                 seen = model_form(records, population, name)
         except UnknownModel as error:
             return self._renderer.problem(request, visitor, 404, str(error), "/models")

@@ -23,6 +23,7 @@ from coordinator.operations import NewTask
 from coordinator.rules.entities import Role, Token, check_name
 from coordinator.rules.private_sums import as_asked
 from coordinator.rules.task_settings import TaskSettings
+from coordinator.store.tasks import CoordinatorStore
 from fedcore.bundle import Manifest
 from fedcore.errors import WrongBody
 from fedcore.release import Signed
@@ -153,20 +154,21 @@ class NewTaskForm(rendering.Endpoints):
     def form(self, request: Request, clone: str = "") -> Response:
         """The form, with every setting, its meaning and its default. clone: a task whose values fill it in."""
         visitor = self._sessions.visitor(request)
-        if not visitor.operates:
+        if visitor.token is None or not visitor.operates:
             return self._refuse(request, visitor)
         try:
-            return self._show(request, visitor, 200, self._fields_of(clone) if clone else {}, {})
+            fields = self._fields_of(self._store(visitor.token), clone) if clone else {}
+            return self._show(request, visitor, 200, fields, {})
         except UnknownTask as error:
             return self._show(request, visitor, rendering.status_of(error), {}, {"": str(error)})
 
     def matching(self, request: Request, population: str = "", where: str = "", goal: str = "") -> Response:
         """How many devices match the target in the form, and what should worry its operator, as a part of the page."""
         visitor = self._sessions.visitor(request)
-        if not visitor.operates:
+        if visitor.token is None or not visitor.operates:
             return self._refuse(request, visitor)
         try:
-            found = matching(self._service, population.strip(), where.strip())
+            found = matching(self._service, visitor.token, population.strip(), where.strip())
         except InvalidTask as error:
             return self._renderer.page(request, visitor, "matching.html", found=None, concerns=error.sentences)
         concerns = found.concerns(int(goal) if goal.isdecimal() else 1)
@@ -177,11 +179,11 @@ class NewTaskForm(rendering.Endpoints):
 
         Raises BadToken, RoleLacking, ForgedForm or WrongBody.
         """
-        await run_in_threadpool(self._demand_operator, request)
+        token = await run_in_threadpool(self._operator, request)
         data, digest = await read_hashed(request, self._service.settings.upload_limit_bytes)
         if digest.hex() != sha256:
             raise WrongBody(f"{sha256[:12]}… is not the SHA-256 of that file: the bundle is damaged")
-        await run_in_threadpool(self._store.blobs.put, data)
+        await run_in_threadpool(self._store(token).upload, data)
         return Response(status_code=204, headers=rendering.HEADERS)
 
     async def create(self, request: Request) -> Response:
@@ -203,16 +205,15 @@ class NewTaskForm(rendering.Endpoints):
             new = _new_task(fields)
             if not isinstance(new, NewTask):
                 return self._show(request, visitor, 422, fields, new)
-            new = self._evaluated(new, fields.get("clone"))
-            task = create_task(self._service, new, operator.signature)
+            new = _evaluated(self._store(operator), new, fields.get("clone"))
+            task = create_task(self._service, new, operator)
         except rendering.SHOWN as error:
             where = "manifest" if isinstance(error, UnknownBlob) else field_of(str(error))
             return self._show(request, visitor, rendering.status_of(error), fields, {where: str(error)})
         return rendering.redirect(rendering.page_of(task.id))
 
-    def _fields_of(self, task_id: str) -> dict[str, str]:
+    def _fields_of(self, store: CoordinatorStore, task_id: str) -> dict[str, str]:
         """The fields of the form with which a task like this one is created."""
-        store = self._store
         task = store.task(task_id)
         fields = {
             "clone": task_id,
@@ -222,14 +223,6 @@ class NewTaskForm(rendering.Endpoints):
         if task.release is not None:
             fields["release"] = msgspec.json.encode(task.release).decode()
         return fields | values(as_asked(task.settings))
-
-    def _evaluated(self, new: NewTask, clone: str | None) -> NewTask:
-        """A task with what it evaluates, and how its models are: as of the task that it clones, on the same bundle."""
-        store = self._store
-        if not clone or new.manifest != store.manifest(clone):
-            return new
-        task = store.task(clone)
-        return replace(new, evaluates=task.evaluates, evaluation=task.evaluation)
 
     def _refuse(self, request: Request, visitor: rendering.Visitor) -> Response:
         status = 403 if visitor.token else 401
@@ -248,12 +241,21 @@ class NewTaskForm(rendering.Endpoints):
         seen = {"first": first, "folds": folds(), "given": given, "wrong": wrong}
         return self._renderer.page(request, visitor, "new.html", status, **seen)
 
-    def _demand_operator(self, request: Request) -> None:
+    def _operator(self, request: Request) -> Token:
         visitor = self._sessions.visitor(request)
         if visitor.token is None:
             raise BadToken("log in first")
         self._sessions.check_form(visitor, {rendering.CSRF_FIELD: request.headers.get(_CSRF_HEADER, "")})
         visitor.token.demand(Role.OPERATOR)
+        return visitor.token
+
+
+def _evaluated(store: CoordinatorStore, new: NewTask, clone: str | None) -> NewTask:
+    """A task with what it evaluates, and how its models are: as of the task that it clones, on the same bundle."""
+    if not clone or new.manifest != store.manifest(clone):
+        return new
+    task = store.task(clone)
+    return replace(new, evaluates=task.evaluates, evaluation=task.evaluation)
 
 
 def _new_task(fields: Mapping[str, str]) -> NewTask | dict[str, str]:

@@ -38,6 +38,7 @@ from coordinator.rules.entities import Task
 from coordinator.rules.kinds import kind_of
 from coordinator.rules.private_sums import report_bytes
 from coordinator.rules.states import TaskState
+from coordinator.store.database import Database
 from coordinator.store.models import budget_report
 from coordinator.store.records.overview import TaskQuery
 from coordinator.store.records.records import Records
@@ -78,18 +79,22 @@ class Streams(rendering.Endpoints):
                 with suppress(Unavailable):  # the page stays as it is until the database is back
                     async with self._turns:
                         # Asked again every time: a session whose token was revoked sees nothing more.
-                        if not (visitor := await run_in_threadpool(self._sessions.visitor, request)).token:
+                        visitor = await run_in_threadpool(self._sessions.visitor, request)
+                        if (token := visitor.token) is None:
                             return
-                        version, html = await run_in_threadpool(self._fragment, template, look, visitor, last)
+                        draw = partial(self._fragment, template, look, visitor, self._store(token).database)
+                        version, html = await run_in_threadpool(draw, last)
                     if version != last:
                         yield ServerSentEvent(raw_data=html)
                         drawn_at = time.monotonic()
                     last = version
                 await asyncio.sleep(0 if ending else _TICK_S)
 
-    def _fragment(self, template: str, look: Look, visitor: rendering.Visitor, last: object) -> tuple[object, str]:
+    def _fragment(
+        self, template: str, look: Look, visitor: rendering.Visitor, database: Database, last: object
+    ) -> tuple[object, str]:
         waiting = self._service.metrics.registry.get_sample_value("muster_sessions_waiting")
-        with self._store.database.reading() as records:
+        with database.reading() as records:
             version = (records.overview.version(), records.observations.version(), waiting)
             if version == last:
                 return version, ""
@@ -240,16 +245,17 @@ class Pages(rendering.Endpoints):
         page = self._page(request, "task.html", partial(self._task, task, scale))
         token = self._sessions.visitor(request).token
         if token is not None and page.status_code == 200:
-            asks = kind_of(self._store.task(task).algorithm.name) == "question"
-            if asks and self._is_news(token.id, task):
-                self._store.note_read(token.signature, Action.ANSWER_READ, task)
+            store = self._store(token)
+            shown = store.task(task)
+            if kind_of(shown.algorithm.name) == "question" and self._is_news(token.signature, task):
+                store.note_read(token.signature, Action.ANSWER_READ, shown)
         return page
 
-    def _is_news(self, token: str, task: str) -> bool:
-        """Whether the log does not say yet, of the last hour, that this token looked at the answer of a task."""
+    def _is_news(self, who: str, task: str) -> bool:
+        """Whether the log does not say yet, of the last hour, that somebody looked at the answer of a task."""
         now = time.monotonic()
         self._looked = {look: at for look, at in self._looked.items() if now < at + _LOOK_S}
-        return self._looked.setdefault((token, task), now) == now
+        return self._looked.setdefault((who, task), now) == now
 
     async def task_events(self, request: Request, task: str, scale: str = "") -> AsyncIterator[ServerSentEvent]:
         """A task's page, again whenever something changed."""
@@ -276,7 +282,7 @@ class Pages(rendering.Endpoints):
         """One attempt at a round: its phases, what became of its devices, times and bytes."""
 
         def look(records: Records) -> dict[str, Any]:
-            plan = self._store.plan(records.task(task).plan_sha256)
+            plan = self._service.store.plan(records.task(task).plan_sha256)
             return {"page": views.round_page(records, plan, task, number, attempt)}
 
         return self._page(request, "round.html", look)
@@ -285,14 +291,14 @@ class Pages(rendering.Endpoints):
         """The settings of a task, with their meanings, its algorithm, its plan and its certificate."""
 
         def look(records: Records) -> dict[str, Any]:
-            record = records.task(task)
+            record, store = records.task(task), self._service.store
             return {
                 "task": record,
                 "told_apart": told_apart(record.settings),
                 "values": values(record.settings),
-                "plan": self._store.plan(record.plan_sha256),
-                "algorithm": facts_of(self._store.algorithm(record.algorithm)),
-                "certificate": decode_certificate(self._store.blobs.get(record.certificate_sha256)),
+                "plan": store.plan(record.plan_sha256),
+                "algorithm": facts_of(store.algorithm(record.algorithm)),
+                "certificate": decode_certificate(store.blobs.get(record.certificate_sha256)),
             }
 
         return self._page(request, "settings.html", look)
@@ -343,7 +349,7 @@ class Pages(rendering.Endpoints):
         if visitor.token is None:
             return self._renderer.login(request, visitor)
         try:
-            with self._store.database.reading() as records:
+            with self._store(visitor.token).database.reading() as records:
                 seen = look(records)
         except (UnknownTask, UnknownRound, UnknownPopulation, UnknownModel) as error:
             return self._renderer.problem(request, visitor, 404, str(error))
@@ -353,7 +359,7 @@ class Pages(rendering.Endpoints):
         waiting = self._service.metrics.registry.get_sample_value("muster_sessions_waiting")
         return views.overview_page(records, which) | {
             "waiting": int(waiting or 0),
-            "devices": records.devices.counts(),
+            "devices": None if records.limited else records.devices.counts(),
             "alerts": views.folded(alert for alert in records.alerts.listed(_ALERTS) if alert.cleared_at is None),
             "most_alike": views.MOST_ALIKE,
             "draining": self._service.driver.draining,
@@ -365,10 +371,10 @@ class Pages(rendering.Endpoints):
         url = settings.page_url or f"{self._service.membership.url}{PAGE}/"
         tasks = [one for one in records.tasks(TaskState.ACTIVE, TaskState.PAUSED) if one.settings.population == name]
         join = None if settings.page is None else join_link(url, name, tasks)
-        return page | {"join": join, "budget": budget_report(self._store, records, name), "claim": CLAIM}
+        return page | {"join": join, "budget": budget_report(self._service.store, records, name), "claim": CLAIM}
 
     def _task(self, task: str, scale: str, records: Records) -> dict[str, Any]:
-        page, store = views.task_page(records, task, log=scale == "log"), self._store
+        page, store = views.task_page(records, task, log=scale == "log"), self._service.store
         shown = page.line.task
         asked = asked_part(store, records, shown) if page.line.kind == "question" else None
         try:

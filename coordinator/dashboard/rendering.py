@@ -42,6 +42,7 @@ from coordinator.errors import (
 from coordinator.rules.budget import in_words
 from coordinator.rules.buffers import mean_staleness
 from coordinator.rules.entities import Role, Token
+from coordinator.store.tasks import CoordinatorStore
 from fedcore.algorithms.evaluation import PERCENTILES
 from fedcore.errors import visible_lines
 from fedcore.questions.answer import as_csv
@@ -101,8 +102,8 @@ class Visitor:
 
     @property
     def logged_in(self) -> bool:
-        """Whether a token was shown: a viewer on this machine may need none."""
-        return self.token is not None and self.token.id != "loopback"
+        """Whether a token was shown: a viewer on this machine may need none, and nor does a person of a proxy."""
+        return self.token is not None and self.token.id != "loopback" and not self.token.person
 
     def give(self, request: Request, response: Response) -> None:
         """Set the cookie of a new session."""
@@ -136,12 +137,12 @@ class WebSessions:
 
     def visitor(self, request: Request) -> Visitor:
         """The sender of a request, with a new session unless its session is good."""
-        session = self._read(request)
+        session, token = self._read(request), self._access.of_proxy(request)
         if session is None:
-            return self._begin(self._access.without_token(request), "", _BEFORE_LOGIN_S)
-        if session.token_id:
+            return self._begin(token or self._access.without_token(request), "", _BEFORE_LOGIN_S)
+        if token is None and session.token_id:
             token = token_of_session(self._database, session.token_id, session.nonce)
-        else:
+        elif token is None:
             token = self._access.without_token(request)
         return Visitor(token, self._mac("form", session.stated))
 
@@ -296,20 +297,24 @@ class Endpoints:
     """Endpoints of the dashboard, with the sessions of visitors and the pages for them."""
 
     def __init__(self, service: Service, sessions: WebSessions, renderer: Renderer) -> None:
-        self._service, self._store = service, service.store
+        self._service = service
         self._sessions, self._renderer = sessions, renderer
 
+    def _store(self, token: Token) -> CoordinatorStore:
+        """The store as the holder of a token may see it."""
+        return self._service.store.limited(token.populations)
+
     def _operate(
-        self, request: Request, fields: Mapping[str, str], page: str, act: Callable[[Visitor, str], Response | None]
+        self, request: Request, fields: Mapping[str, str], page: str, act: Callable[[Visitor, Token], Response | None]
     ) -> Response:
-        """Let an operator `act`, who is named to it, by a form: then its answer or, without one, the way to a page."""
+        """Let an operator `act`, by a form: then its answer or, without one, the way to a page."""
         visitor = self._sessions.visitor(request)
         if visitor.token is None:
             return self._renderer.login(request, visitor)
         try:
             self._sessions.check_form(visitor, fields)
             visitor.token.demand(Role.OPERATOR)
-            return act(visitor, visitor.token.signature) or redirect(page)
+            return act(visitor, visitor.token) or redirect(page)
         except SHOWN as error:
             return self._renderer.problem(request, visitor, status_of(error), str(error), page)
 
@@ -337,7 +342,9 @@ class Actions(Endpoints):
         visitor = self._sessions.visitor(request)
         try:
             self._sessions.check_form(visitor, fields)
-            token = authenticate(self._store.database, fields.get("token", ""))
+            token = authenticate(self._service.store.database, fields.get("token", ""))
+            if token.proxy:
+                raise BadToken("the token is a proxy's, and opens no session")
             token.demand(Role.VIEWER)
         except ForgedForm as error:
             return self._renderer.login(request, visitor, 403, wrong=str(error))
@@ -362,19 +369,17 @@ class Actions(Endpoints):
     def change(self, request: Request, task: str, verb: str, fields: Fields) -> Response:
         """Pause, resume, cancel or roll back a task."""
 
-        def act(_: Visitor, by: str) -> None:
-            self._act(verb, fields)(task, by)
+        def act(_: Visitor, token: Token) -> None:
+            self._act(verb, fields, self._store(token))(task, token.signature)
 
         return self._operate(request, fields, page_of(task), act)
 
-    def _act(self, verb: str, fields: dict[str, str]) -> Act:
+    def _act(self, verb: str, fields: dict[str, str], store: CoordinatorStore) -> Act:
         """What a verb does to a task, for somebody. Raises UnknownRound."""
         if verb == "rollback":
             number = _round_number(fields.get("round", ""))
-            return lambda task, by: self._store.roll_back(task, number, by)
-        acts: dict[str, Act] = {
-            "pause": self._store.pause, "resume": self._store.resume, "cancel": self._store.cancel
-        }  # fmt: skip
+            return lambda task, by: store.roll_back(task, number, by)
+        acts: dict[str, Act] = {"pause": store.pause, "resume": store.resume, "cancel": store.cancel}
         if verb not in acts:
             raise HTTPException(404, "Not Found")
         return acts[verb]
@@ -394,28 +399,30 @@ class Downloads(Endpoints):
 
     def model(self, request: Request, task: str, round: Number | None = None) -> Response:
         """The model after a committed round, by default the last; the audit log says who read it."""
-        data = self._store.model(task, round, self._viewer(request).signature)
+        token = self._viewer(request)
+        data = self._store(token).model(task, round, token.signature)
         return _file(data, BYTES, f"{task}{'' if round is None else f'-round-{round}'}.safetensors")
 
     def plan(self, request: Request, task: str) -> Response:
         """The plan that devices execute."""
-        self._viewer(request)
-        return _file(self._store.blobs.get(self._store.task(task).plan_sha256), _JSON, f"{task}-plan.json")
+        return _file(self._store(self._viewer(request)).plan_part(task), _JSON, f"{task}-plan.json")
 
     def certificate(self, request: Request, task: str) -> Response:
         """The proof, made at export, that the plan's graphs compute what they should."""
-        self._viewer(request)
-        data = self._store.blobs.get(self._store.task(task).certificate_sha256)
+        store = self._store(self._viewer(request))
+        data = store.blobs.get(store.task(task).certificate_sha256)
         return _file(data, _JSON, f"{task}-certificate.json")
 
     def privacy_certificate(self, request: Request, task: str, round: Number | None = None) -> Response:
         """The privacy certificate of the model after a round, by default the last, with its ledger."""
-        data = msgspec.json.encode(self._store.certificate(task, round, self._viewer(request).signature))
+        token = self._viewer(request)
+        data = msgspec.json.encode(self._store(token).certificate(task, round, token.signature))
         return _file(data, _JSON, f"{task}.safetensors.privacy.json")
 
     def answer(self, request: Request, task: str, form: Literal["csv", "json"] = "json") -> Response:
         """The answer to the question of a task."""
-        found = self._store.answer(task, self._viewer(request).signature)
+        token = self._viewer(request)
+        found = self._store(token).answer(task, token.signature)
         if form == "csv":
             text = as_csv(found.columns, found.rows, found.errors)
             return _file(text.encode(), "text/csv; charset=utf-8", f"{task}-answer.csv")

@@ -57,7 +57,7 @@ class Action(StrEnum):
 class AuditEntry:
     """One entry: `number` counts from 1 without gaps, `at` is in seconds since 1970, `actor` did `action` to `subject`.
 
-    sha256: the entry's hash, hex.
+    population: of the subject; None where it belongs to none. sha256: the entry's hash, hex.
     """
 
     number: int
@@ -66,11 +66,12 @@ class AuditEntry:
     action: str
     subject: str
     detail: str
+    population: str | None = None
     sha256: str
 
     def chained(self, previous: str) -> str:
         """The hash that the entry has after one with the hash `previous`; "" before the first."""
-        fields = (previous, self.number, self.at, self.actor, self.action, self.subject, self.detail)
+        fields = (previous, self.number, self.at, self.actor, self.action, self.subject, self.detail, self.population)
         return hashlib.sha256(msgspec.json.encode(fields)).hexdigest()
 
 

@@ -298,7 +298,11 @@ class Role(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Token:
-    """A token as it is kept. `name` says whose it is, in every change made with it; times in seconds since 1970."""
+    """A token as it is kept. `name` says whose it is, in every change made with it; times in seconds since 1970.
+
+    populations: those that it is limited to; None for every one, and what belongs to none. proxy: whether a proxy sends
+    it, for a `person` whom each request names.
+    """
 
     id: str
     name: str
@@ -306,6 +310,9 @@ class Token:
     created_at: float
     expires_at: float
     revoked_at: float | None = None
+    populations: tuple[str, ...] | None = None
+    proxy: bool = False
+    person: str = ""
 
     def state(self, at: float) -> str:
         """Whether it is good, revoked or expired at a time, in seconds since 1970."""
@@ -316,12 +323,30 @@ class Token:
     @property
     def signature(self) -> str:
         """The name of the token's user in the history."""
-        return f"{self.role} {self.name}, token {self.id}"
+        return f"{self.role} {self.name}, token {self.id}" + (f", for {self.person}" if self.person else "")
+
+    @property
+    def rights(self) -> str:
+        """Its role, whose it is, and to what it is limited."""
+        limits = "" if self.populations is None else f", of {self.of}"
+        return f"{self.role} {self.name}" + (", a proxy" if self.proxy else "") + limits
+
+    @property
+    def of(self) -> str:
+        """The populations to which it is limited."""
+        return "every one" if self.populations is None else ", ".join(self.populations)
 
     def demand(self, role: Role) -> None:
         """Raises RoleLacking."""
         if not self.role.includes(role):
             raise RoleLacking(f"this asks for the role {role}; the token {self.id} of {self.name} has {self.role}")
+
+    def demand_unlimited(self) -> None:
+        """Raises RoleLacking."""
+        if self.populations is not None:
+            raise RoleLacking(
+                f"this is about the whole coordinator; the token {self.id} of {self.name} is limited to {self.of}"
+            )
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -370,7 +371,11 @@ class Database:
 
     `reading` and `writing` give a transaction's typed rows. Raises UnusableStore when it is not there or cannot be
     opened, or when its tables, or the settings of a task, are not those of this code.
+
+    only: the populations to which what it shows is limited; None for every one.
     """
+
+    only: frozenset[str] | None = None
 
     def __init__(self, url: str, clock: Callable[[], float] = time.time, *, create: bool = True) -> None:
         self._clock = clock
@@ -384,11 +389,17 @@ class Database:
                 check_revision(connection, self._engines.name)
                 Records(connection, clock(), writing=False).tasks()  # a newer version's is refused before any work
 
+    def limited(self, only: Collection[str] | None) -> Database:
+        """The same database for somebody who may see these populations, or every one; it is not to be closed."""
+        same = copy.copy(self)
+        same.only = None if only is None else frozenset(only)
+        return same
+
     @contextmanager
     def reading(self) -> Iterator[Records]:
         """One consistent view of the rows. Raises Unavailable while the database cannot be read; the log says why."""
         with self._reach.transaction(self.engine) as connection:
-            yield Records(connection, self._clock(), writing=False)
+            yield Records(connection, self._clock(), writing=False, only=self.only)
 
     @contextmanager
     def writing(self) -> Iterator[Records]:
@@ -397,7 +408,7 @@ class Database:
         Raises Unavailable; then it may have been done all the same, if the connection broke at its end.
         """
         with self._reach.transaction(self._engines.writer) as connection:
-            yield Records(connection, self._clock(), writing=True)
+            yield Records(connection, self._clock(), writing=True, only=self.only)
 
     @contextmanager
     def writing_at_once(self) -> Iterator[Records]:

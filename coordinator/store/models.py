@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import copy
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from functools import lru_cache
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from msgspec import UNSET
 
-from coordinator.errors import InvalidModel, UnknownBlob, UnknownModel, UnknownPopulation, WrongKind
+from coordinator.errors import InvalidModel, RoleLacking, UnknownBlob, UnknownModel, UnknownPopulation, WrongKind
 from coordinator.rules import budget as budget_rules, roll_outs as roll_out_rules
 from coordinator.rules.aggregation import state_specs
 from coordinator.rules.alerts import STORE, Action
@@ -86,10 +87,10 @@ def change_budget(
             budget_rules.check_lowered(
                 budget_rules.check_population(population), budget, records.budgets.counted(population)
             )
-            records.audit.append(by, Action.BUDGET_SET, population, budget.words)
+            records.audit.append(by, Action.BUDGET_SET, population, budget.words, population=population)
         else:
             _check_known(records, population)
-            records.audit.append(by, Action.BUDGET_REMOVED, population)
+            records.audit.append(by, Action.BUDGET_REMOVED, population, population=population)
         records.budgets.set(population, budget)
     with store.database.reading() as records:
         return _report(store, records, population)
@@ -168,6 +169,31 @@ COUNTED_DAYS = 30
 class ModelStore(OpenedStore):
     """The operations of `TaskStore` on models. Those that change something also take `by`, the actor."""
 
+    def limited(self, populations: Collection[str] | None) -> Self:
+        """The same store for an operator of these populations, or of every one: others are as if they were not.
+
+        It is not to be closed.
+        """
+        same = copy.copy(self)
+        same.database = self.database.limited(populations)
+        return same
+
+    def demand_population(self, name: str) -> None:
+        """Raise RoleLacking unless an operator of these populations may make something in one of this name."""
+        only = self.database.only
+        if only is not None and name not in only:
+            raise RoleLacking(
+                f"population {name!r} is none of {', '.join(sorted(only))}, to which the token is limited"
+            )
+
+    def demand_own(self, records: Records, digests: Iterable[str], plan: str = "") -> None:
+        """Raise UnknownBlob for bytes that no operator of these populations sent, and no task or model there has.
+
+        plan: that which names them; they need no look where a task has it.
+        """
+        if foreign := set() if records.uploads.has_plan(plan) else records.uploads.foreign(digests):
+            raise UnknownBlob(f"there is no blob {min(foreign)[:12]}…")
+
     def models(self) -> list[roll_out_rules.Model]:
         with self.database.reading() as records:
             return [model_of(records, population, name) for population, name in records.models.names()]
@@ -188,9 +214,14 @@ class ModelStore(OpenedStore):
 
     def release_model(self, signed: Signed, by: str = STORE) -> roll_out_rules.ModelVersion:
         release = verified(signed, ModelRelease)
+        with self.database.reading() as records:
+            self.demand_own(records, [release.plan.sha256, release.parameters.sha256])
         plan = Plan.decode(self._read(release.plan))
         roll_out_rules.check_model(plan, self._read(release.parameters))
-        served = {release.plan, release.parameters, *roll_out_rules.predicting(plan)}
+        parts = roll_out_rules.predicting(plan)
+        with self.database.reading() as records:
+            self.demand_own(records, [ref.sha256 for ref in parts], release.plan.sha256)
+        served = {release.plan, release.parameters, *parts}
         for ref in served:
             self._read(ref)
         with self.database.writing() as records:
@@ -205,7 +236,7 @@ class ModelStore(OpenedStore):
             self.add_blobs(records, dict.fromkeys(served, True))
             made = records.models.add_version(release, signed)
             what = f"version {release.number} for {release.population}, signed by {signed.signer}"
-            records.audit.append(by, Action.MODEL_RELEASED, release.name, what)
+            records.audit.append(by, Action.MODEL_RELEASED, release.name, what, population=release.population)
         return made
 
     def promote_model(  # noqa: PLR0913  # as the protocol has it, and the actor
@@ -325,6 +356,7 @@ def _roll_out(
     done = Action.MODEL_PROMOTED if kind is roll_out_rules.RollOutKind.PROMOTE else Action.MODEL_ROLLED_BACK
     where = made.target and f" where {made.target}"
     what = f"version {version.number} for {share:.6g} of the devices of {version.population}{where}"
-    records.audit.append(by, done, version.name, f"{what}; {made.gate}" if made.gate else what)
+    detail = f"{what}; {made.gate}" if made.gate else what
+    records.audit.append(by, done, version.name, detail, population=version.population)
     records.models.add_roll_out(made)
     return made

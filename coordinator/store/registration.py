@@ -21,7 +21,7 @@ from coordinator.rules.private_sums import with_least_noise
 from coordinator.rules.release import check_descent, check_release, check_settings, check_signed
 from coordinator.rules.states import TaskState
 from coordinator.rules.task_settings import TaskSettings
-from coordinator.store.blobs import Blobs, OpenedStore
+from coordinator.store.blobs import OpenedStore
 from coordinator.store.models import ModelStore, check_budget
 from coordinator.store.starting import first_checkpoint, release_of, start_of, started, trained_round
 from fedcore import checkpoint
@@ -85,6 +85,7 @@ class Registration:
         evaluation: Evaluates | Regularly | RegularEvaluation | None,
     ) -> Task:
         """The new task."""
+        self.store.demand_population(settings.population)
         with tempfile.TemporaryDirectory(prefix="muster-bundle-") as folder:
             whole = self._whole(bundle, Path(folder, "plan"))
             if isinstance(evaluation, RegularEvaluation):
@@ -112,7 +113,7 @@ class Registration:
         return started(store, bundle, settings, store.algorithm(bundle.manifest.algorithm), store.model_file, folder)
 
     def _whole(self, bundle: Bundle | Manifest, folder: Path) -> Bundle:
-        return bundle if isinstance(bundle, Bundle) else stored_bundle(self.store.blobs, bundle, folder)
+        return bundle if isinstance(bundle, Bundle) else stored_bundle(self.store, bundle, folder)
 
     def _register(
         self,
@@ -185,15 +186,19 @@ class Registration:
             records.add_task(task, f"created by {self.by}")
             if task.release is not None:
                 records.releases.append(task.release)
-            where = task.settings.where and f"; where {task.settings.where}"
-            records.audit.append(self.by, Action.TASK_CREATED, task.id, f"plan {task.plan_sha256}{where}")
+            population, where = task.settings.population, task.settings.where and f"; where {task.settings.where}"
+            what = f"plan {task.plan_sha256}{where}"
+            records.audit.append(self.by, Action.TASK_CREATED, task.id, what, population=population)
             reach("task.before-commit")
         reach("task.after-commit")
 
 
-def stored_bundle(blobs: Blobs, manifest: Manifest, folder: Path) -> Bundle:
+def stored_bundle(store: ModelStore, manifest: Manifest, folder: Path) -> Bundle:
     """The bundle with a manifest, written to a folder from stored blobs. Raises UnknownBlob, and fedcore's errors."""
-    plan = blobs.get(manifest.plan.sha256)
-    named = sorted({ref.sha256 for ref in Plan.decode(plan).blob_refs})
-    others = [manifest.state.sha256, manifest.certificate.sha256, *named]
-    return Bundle.write(folder, manifest, [plan, *map(blobs.get, others)])
+    own = [ref.sha256 for ref in (manifest.plan, manifest.state, manifest.certificate)]
+    with store.database.reading() as records:
+        store.demand_own(records, own)
+        plan = store.blobs.get(manifest.plan.sha256)
+        named = sorted({ref.sha256 for ref in Plan.decode(plan).blob_refs})
+        store.demand_own(records, named, manifest.plan.sha256)
+    return Bundle.write(folder, manifest, [plan, *map(store.blobs.get, [*own[1:], *named])])

@@ -277,6 +277,8 @@ TOKENS = Table(
     _column("id", String(8), "the part of the token that is no secret", key=True),
     _column("name", String(60), "whose it is"),
     _column("role", String(16), "viewer, operator or metrics"),
+    _column("populations", JSON(none_as_null=True), "those that it is limited to; null for every one", null=True),
+    _column("proxy", Boolean, "whether a proxy sends it, with the name of a person"),
     _column("sha256", String(64), "hash of its secret part, hex; the token itself is never stored"),
     _column("created_at", Float, "seconds since 1970"),
     _column("expires_at", Float, "seconds since 1970, from when on it is worthless"),
@@ -292,6 +294,15 @@ ENDED_SESSIONS = Table(
     comment="Web sessions that were ended before their time, by a logout",
 )
 
+UPLOADS = Table(
+    "uploads",
+    METADATA,
+    _column("population", String(200), "whose operator sent the bytes", key=True),
+    _column("sha256", String(64), "their digest", key=True),
+    _column("at", Float, "seconds since 1970; forgotten after a day"),
+    comment="What operators that are limited to populations uploaded, and may name in tasks and models",
+)
+
 AUDIT = Table(
     "audit",
     METADATA,
@@ -302,6 +313,7 @@ AUDIT = Table(
     _column("action", String(32), "what was done, such as task-paused"),
     _column("subject", Text, "id of the task, token or device"),
     _column("detail", Text, "more about it; often empty"),
+    _column("population", String(200), "which the subject belongs to; null where it belongs to none", null=True),
     _column("sha256", String(64), "hash over all this and the hash before, hex"),
     comment="What operators, tokens and devices did; rows are only ever added, each chained to the one before",
 )

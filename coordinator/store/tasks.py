@@ -11,7 +11,7 @@ from types import TracebackType
 
 from msgspec import UNSET
 
-from coordinator.errors import NotPrivate, TaskEnded, UnexpectedEvent, UnknownDeviceId, UnknownRound
+from coordinator.errors import NotPrivate, TaskEnded, UnexpectedEvent, UnknownBlob, UnknownDeviceId, UnknownRound
 from coordinator.keys import check_signer, entry
 from coordinator.operations import LineageKey, TaskStore
 from coordinator.rules import entities
@@ -22,7 +22,7 @@ from coordinator.rules.progress import Progress
 from coordinator.rules.states import OnDevice, Requires, RoundState, TaskState
 from coordinator.rules.task_settings import FootprintBudget, PrivacyBudget, Secagg, TaskSettings
 from coordinator.store import models
-from coordinator.store.blobs import Blobs, check_same_store
+from coordinator.store.blobs import Blobs, Data, check_same_store
 from coordinator.store.database import Database
 from coordinator.store.registration import Registration
 from coordinator.store.starting import before, spent_before
@@ -142,7 +142,8 @@ class CoordinatorStore(models.ModelStore, TaskStore, AbstractContextManager["Coo
             models.check_rounds(records, task, last.number, to.number)
             signed = entry(lineage, task, last, to.checkpoint_sha256)
             records.roll_back(task, to, signed, f"rolled back to the model after round {number} by {by}")
-            records.audit.append(by, Action.TASK_ROLLED_BACK, task_id, f"to the model after round {number}")
+            what, population = f"to the model after round {number}", task.settings.population
+            records.audit.append(by, Action.TASK_ROLLED_BACK, task_id, what, population=population)
             return records.task(task_id)
 
     def history(self, task_id: str) -> list[entities.Transition]:
@@ -178,20 +179,23 @@ class CoordinatorStore(models.ModelStore, TaskStore, AbstractContextManager["Coo
             return records.cohorts.counted(task_id, number, done[-1].attempt)
 
     def model(self, task_id: str, number: int | None = None, by: str = STORE) -> bytes:
-        models.check_has_model(self.task(task_id))
+        task = self.task(task_id)
+        models.check_has_model(task)
         model = self.model_file(task_id, number)
-        self.note_read(by, Action.MODEL_READ, task_id, number)
+        self.note_read(by, Action.MODEL_READ, task, number)
         return model
 
-    def note_read(self, by: str, what: Action, task_id: str, number: int | None = None) -> None:
+    def note_read(self, by: str, what: Action, task: entities.Task, number: int | None = None) -> None:
         """Write into the audit log who read something that devices' reports made, after which round."""
+        after = "the last" if number is None else f"round {number}"
         with self.database.writing() as records:
-            records.audit.append(by, what, task_id, "the last" if number is None else f"round {number}")
+            records.audit.append(by, what, task.id, after, population=task.settings.population)
 
     def answer(self, task_id: str, by: str = STORE) -> TaskAnswer:
         with self.database.reading() as records:
-            found = models.read_answer(self, records, records.task(task_id))
-        self.note_read(by, Action.ANSWER_READ, task_id, found.round)
+            task = records.task(task_id)
+            found = models.read_answer(self, records, task)
+        self.note_read(by, Action.ANSWER_READ, task, found.round)
         return found
 
     def certificate(self, task_id: str, number: int | None = None, by: str = STORE) -> CertifiedLedger:
@@ -222,7 +226,7 @@ class CoordinatorStore(models.ModelStore, TaskStore, AbstractContextManager["Coo
             before=tuple(ancestors) or UNSET,
         )
         certified = CertifiedLedger(key.sign_statement(certificate), rows, tuple(ledgers) or UNSET)
-        self.note_read(by, Action.CERTIFICATE_READ, task_id, last)
+        self.note_read(by, Action.CERTIFICATE_READ, task, last)
         return certified
 
     def _ancestor(self, task: entities.Task, number: int) -> tuple[Ancestor, tuple[LedgerEntry, ...]]:
@@ -244,6 +248,7 @@ class CoordinatorStore(models.ModelStore, TaskStore, AbstractContextManager["Coo
     def set_budget(
         self, population: str, epsilon: float, delta: float, minimum_devices: int = 1, by: str = STORE
     ) -> BudgetReport:
+        self.demand_population(population)
         budget = PopulationBudget(epsilon=epsilon, delta=delta, minimum_devices=minimum_devices)
         return models.change_budget(self, population, budget, by)
 
@@ -270,6 +275,21 @@ class CoordinatorStore(models.ModelStore, TaskStore, AbstractContextManager["Coo
                 records.audit.append(by, action, device_id)
         return device
 
+    def present(self, sha256: str) -> None:
+        """As `AdminService` says."""
+        with self.database.reading() as records:
+            records.blob(sha256, public=False)  # bytes that no row names may be collected before a task names them
+            self.demand_own(records, [sha256])
+        if not self.blobs.has(sha256):
+            raise UnknownBlob(f"there is no blob {sha256[:12]}…")
+
+    def upload(self, data: Data) -> None:
+        """Store a blob, which an operator of these populations may then name."""
+        ref = self.blobs.put(data)
+        if self.database.only is not None:
+            with self.database.writing() as records:
+                records.uploads.add(ref.sha256)
+
     def audit(self, after: int | None = None, limit: int = 100) -> list[AuditEntry]:
         with self.database.reading() as records:
             return records.audit.entries(after, limit)
@@ -286,7 +306,7 @@ class CoordinatorStore(models.ModelStore, TaskStore, AbstractContextManager["Coo
             except UnexpectedEvent as error:
                 said = f"is {to} already" if task.state is to else f"is {task.state}; it cannot become {to}"
                 raise TaskEnded(f"task {task_id} {said}") from error
-            records.audit.append(by, _MOVES[to], task_id)
+            records.audit.append(by, _MOVES[to], task_id, population=task.settings.population)
             return records.task(task_id)
 
 

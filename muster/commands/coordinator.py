@@ -300,6 +300,12 @@ def token(
     role: Annotated[
         str, typer.Option(help="metrics is for Prometheus; viewer reads; operator also changes tasks.")
     ] = "viewer",
+    population: Annotated[
+        list[str] | None, typer.Option(help="Limit it to this population; repeatable.  [default: every one]")
+    ] = None,
+    proxy: Annotated[
+        bool, typer.Option("--proxy", help="It is for a proxy, which names a person in every request.")
+    ] = False,
     days: Annotated[float, typer.Option(help="Days after which it expires; 3650 at most.")] = 90,
     db: Database = None,
     json: Json = False,
@@ -317,10 +323,14 @@ def token(
     if role not in set(Role):
         raise typer.BadParameter(f"{role!r} is none of {', '.join(Role)}", param_hint="--role")
     with closing(Store(located(db).database, create=False)) as database:
-        issued, text = issue(database, name, Role(role), days)
+        with database.reading() as records:
+            unknown = sorted({*(population or ())} - records.populations())
+        issued, text = issue(database, name, Role(role), days, populations=population or (), proxy=proxy)
+    if unknown:
+        remark(f"note: there is no population {', '.join(unknown)} yet; its first task makes it")
     if json:
         facts = {"id": issued.id, "name": issued.name, "role": issued.role, "expires_at": issued.expires_at}
-        emit(facts | {"token": text})
+        emit(facts | {"populations": issued.populations, "proxy": proxy, "token": text})
     else:
         say(text)
 
@@ -336,8 +346,10 @@ def list_tokens(db: Database = None, json: Json = False) -> None:
     if json:
         emit([asdict(token) for token in issued])
     else:
-        rows = [(token.id, token.name, token.role, token.state(now), at_utc(token.expires_at)) for token in issued]
-        show_table(("id", "name", "role", "state", "expires"), rows)
+        rows = [
+            (token.id, token.name, token.role, token.of, token.state(now), at_utc(token.expires_at)) for token in issued
+        ]
+        show_table(("id", "name", "role", "populations", "state", "expires"), rows)
 
 
 @coordinator_app.command()

@@ -194,6 +194,23 @@ def test_an_operator_hears_how_many_match_and_is_warned_at_creation(store, bundl
         assert [one.filename for one in warned] == [__file__]
 
 
+def test_who_is_limited_to_another_population_hears_of_no_device_here(store, told):
+    tokens = {
+        name: issue(store.database, "olga", Role.OPERATOR, populations=[name])[1] for name in ("phones", "watches")
+    }
+    found, pages = {}, {}
+    for name, token in tokens.items():
+        with RemoteStore(told[0].admin, token) as remote:
+            found[name] = remote.matching("phones", WHERE), remote.matching("nobodys", WHERE)
+        with httpx2.Client(base_url=told[0].admin) as browser:
+            log_in(browser, token)
+            asked = "/new/matching?where=region=eu&population="
+            pages[name] = browser.get(f"{asked}phones").text, browser.get(f"{asked}nobodys").text
+    assert (found["phones"][0].matching, pages["phones"][0].startswith("2 of 4 devices")) == (2, True)
+    assert (found["watches"][0], pages["watches"][0]) == (found["watches"][1], pages["watches"][1])
+    assert found["watches"][0].devices == 0
+
+
 def test_the_form_counts_the_devices_that_match_as_its_operator_types(told):
     urls, token = told
     with chromium() as browser:

@@ -17,6 +17,7 @@ from tests.coordinator.test_operations import self_made_certificate
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 CONFIGURATION = EXAMPLES / "nginx/muster.conf"
+DASHBOARD = EXAMPLES / "nginx/dashboard.conf"
 MAIN = EXAMPLES / "deploy/nginx/nginx.conf"
 FOLDERS = ("client_body_temp", "proxy_temp", "fastcgi_temp", "uwsgi_temp", "scgi_temp")
 
@@ -28,24 +29,29 @@ def free_port():
 
 
 @contextmanager
-def nginx_before(port, folder):
-    """nginx in front of what listens on a port; gives its own port, and the file of its certificate. Or skips."""
+def nginx_before(port, folder, configuration=CONFIGURATION, changes=(), **included):
+    """nginx in front of what listens on a port; gives its own port, and the file of its certificate. Or skips.
+
+    changes: patterns in the configuration that occur once, and what stands there instead. included: files for it.
+    """
     program = shutil.which("nginx", path=f"{os.environ['PATH']}:/usr/sbin")
     if program is None:
         pytest.skip("no nginx is installed (apt install nginx-light)")
     certificate, key = self_made_certificate(folder)
-    text, own = CONFIGURATION.read_text(), free_port()
+    text, own = configuration.read_text(), free_port()
     for told, instead in (
         (r"listen 443 ssl;", f"listen 127.0.0.1:{own} ssl;"),
         (r"listen \[::\]:443 ssl;", ""),
         (r"server_name .*;", "server_name 127.0.0.1;"),
         (r"ssl_certificate .*;", f"ssl_certificate {certificate};"),
         (r"ssl_certificate_key .*;", f"ssl_certificate_key {key};"),
+        *changes,
     ):
         text, times = re.subn(told, instead, text)
         assert times == 1, told
     (folder / "muster.conf").write_text(text)
-    (folder / "muster_coordinators").write_text(f"server 127.0.0.1:{port};\n")
+    for name, content in ({"muster_coordinators": f"server 127.0.0.1:{port};\n"} | included).items():
+        (folder / name).write_text(content)
     folders = "".join(f"{name}_path {folder}/{name};" for name in FOLDERS)
     (folder / "nginx.conf").write_text(MAIN.read_text().replace("http {", "http {" + folders))
     here = f"daemon off; pid {folder}/nginx.pid; error_log stderr;" + " user root;" * (os.geteuid() == 0)

@@ -7,7 +7,7 @@ from dataclasses import asdict
 from datetime import date
 
 import msgspec
-from sqlalchemy import bindparam, case, delete, exists, func, insert, or_, select, update
+from sqlalchemy import ColumnElement, Table, bindparam, case, delete, exists, func, insert, or_, select, update
 
 from coordinator.rules.entities import SealedBlob
 from coordinator.rules.roll_outs import ModelCount, ModelVersion, RollOut
@@ -37,25 +37,25 @@ class ModelRecords(Part):
     def names(self) -> list[tuple[str, str]]:
         """Every model: its population and its name, in order."""
         columns = (tables.MODEL_RELEASES.c.population, tables.MODEL_RELEASES.c.name)
-        rows = self._connection.execute(select(*columns).distinct().order_by(*columns))
+        names = select(*columns).where(self._shown(columns[0])).distinct()
+        rows = self._connection.execute(names.order_by(*columns))
         return [(row.population, row.name) for row in rows]
 
     def versions(self, population: str, name: str) -> list[ModelVersion]:
         """The released versions of a model, in order of their numbers: 1, 2, 3 …"""
-        of_model = (tables.MODEL_RELEASES.c.population == population) & (tables.MODEL_RELEASES.c.name == name)
+        of_model = self._of_model(tables.MODEL_RELEASES, population, name)
         return self._all(
             _version, select(tables.MODEL_RELEASES).where(of_model).order_by(tables.MODEL_RELEASES.c.number)
         )
 
     def version(self, population: str, name: str, number: int) -> ModelVersion:
         """One released version."""
-        of_model = (tables.MODEL_RELEASES.c.population == population) & (tables.MODEL_RELEASES.c.name == name)
-        this = of_model & (tables.MODEL_RELEASES.c.number == number)
+        this = self._of_model(tables.MODEL_RELEASES, population, name) & (tables.MODEL_RELEASES.c.number == number)
         return _version(self._connection.execute(select(tables.MODEL_RELEASES).where(this)).one())
 
     def roll_outs(self, population: str, name: str) -> list[RollOut]:
         """The roll-outs of a model, in order of time."""
-        of_model = (tables.MODEL_ROLL_OUTS.c.population == population) & (tables.MODEL_ROLL_OUTS.c.name == name)
+        of_model = self._of_model(tables.MODEL_ROLL_OUTS, population, name)
         return self._all(
             _roll_out, select(tables.MODEL_ROLL_OUTS).where(of_model).order_by(tables.MODEL_ROLL_OUTS.c.id)
         )
@@ -81,7 +81,7 @@ class ModelRecords(Part):
 
     def counts(self, population: str, name: str, days: int) -> list[ModelCount]:
         """The check-ins that stated a version of a model, by day and version, in order; of the last days only."""
-        of_model = (tables.MODEL_COUNTS.c.population == population) & (tables.MODEL_COUNTS.c.name == name)
+        of_model = self._of_model(tables.MODEL_COUNTS, population, name)
         first = _date(int(self.at // DAY_S) - days)
         key, count = (tables.MODEL_COUNTS.c.day, tables.MODEL_COUNTS.c.number), tables.MODEL_COUNTS.c["count"]
         sums = [func.sum(case((tables.MODEL_COUNTS.c.refused == refused, count), else_=0)) for refused in (False, True)]
@@ -90,6 +90,9 @@ class ModelRecords(Part):
             ModelCount(day, number, int(used), int(refused))
             for day, number, used, refused in self._connection.execute(query)
         ]
+
+    def _of_model(self, table: Table, population: str, name: str) -> ColumnElement[bool]:
+        return (table.c.population == population) & (table.c.name == name) & self._shown(table.c.population)
 
     def add_version(self, release: ModelRelease, signed: Signed) -> ModelVersion:
         """Write a released version, whose plan and parameters have rows."""

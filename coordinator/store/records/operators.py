@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
-from sqlalchemy import Row, Select, case, delete, exists, func, insert, select, update
+from sqlalchemy import ColumnElement, Row, Select, Table, case, delete, exists, func, insert, or_, select, update
 
 from coordinator.rules.alerts import Action, Alert, AlertEvent, AuditEntry, Finding, Watcher, unwatched
 from coordinator.rules.budget import Counted, PopulationBudget
@@ -44,7 +44,8 @@ class AlertRecords(Part):
 
     def listed(self, limit: int) -> list[Alert]:
         """What people see: that nobody evaluates alerts, if so, then open ones, then cleared ones, the newest first."""
-        return [*unwatched(self.watcher(), self.at), *self._read(_ALERTS.limit(limit))]
+        unseen = [] if self._only is not None else unwatched(self.watcher(), self.at)
+        return [*unseen, *self._read(_ALERTS.limit(limit))]
 
     def due(self, limit: int) -> list[AlertEvent]:
         """The first events of which the webhook is still to be told, in order of time."""
@@ -91,6 +92,7 @@ class AlertRecords(Part):
         self._connection.execute(update(tables.ALERTS).where(tables.ALERTS.c.id == event.alert.id).values(**told))
 
     def _read(self, query: Select[Any]) -> list[Alert]:
+        query = query if self._only is None else query.where(self._shown(tables.TASKS.c.population))
         order = (tables.ALERTS.c.cleared_at.is_not(None), tables.ALERTS.c.raised_at.desc(), tables.ALERTS.c.id)
         return self._all(_alert, query.order_by(*order))
 
@@ -103,13 +105,22 @@ _MOST = 1000
 class AuditRecords(Part):
     """The operations on the audit log."""
 
-    def append(self, actor: str, action: Action, subject: str, detail: str = "") -> None:
+    def append(
+        self, actor: str, action: Action, subject: str, detail: str = "", *, population: str | None = None
+    ) -> None:
         """Add an entry. The last thing in a transaction: other writers of the log wait for its end."""
         self._lock_writers(tables.AUDIT)
         query = select(tables.AUDIT.c.number, tables.AUDIT.c.sha256).order_by(tables.AUDIT.c.number.desc()).limit(1)
         number, previous = self._connection.execute(query).one_or_none() or (0, "")
         entry = AuditEntry(
-            number=number + 1, at=self.at, actor=actor, action=action.value, subject=subject, detail=detail, sha256=""
+            number=number + 1,
+            at=self.at,
+            actor=actor,
+            action=action.value,
+            subject=subject,
+            detail=detail,
+            population=population,
+            sha256="",
         )
         entry = replace(entry, sha256=entry.chained(previous))
         self._connection.execute(insert(tables.AUDIT).values(**asdict(entry)))
@@ -120,9 +131,10 @@ class AuditRecords(Part):
 
     def entries(self, after: int | None, limit: int) -> list[AuditEntry]:
         """The first `limit` entries after that number, or the last ones; in order, at most a thousand."""
-        query = select(tables.AUDIT).order_by(tables.AUDIT.c.number.desc())
+        shown = select(tables.AUDIT).where(self._shown(tables.AUDIT.c.population))
+        query = shown.order_by(tables.AUDIT.c.number.desc())
         if after is not None:
-            query = select(tables.AUDIT).where(tables.AUDIT.c.number > after).order_by(tables.AUDIT.c.number)
+            query = shown.where(tables.AUDIT.c.number > after).order_by(tables.AUDIT.c.number)
         entries = self._all(_entry, query.limit(min(limit, _MOST)))
         return entries if after is not None else entries[::-1]
 
@@ -149,7 +161,8 @@ class BudgetRecords(Part):
 
     def of(self, population: str) -> PopulationBudget | None:
         """The budget of a population; None without one."""
-        return self._one(_budget, select(tables.BUDGETS).where(tables.BUDGETS.c.population == population))
+        this = (tables.BUDGETS.c.population == population) & self._shown(tables.BUDGETS.c.population)
+        return self._one(_budget, select(tables.BUDGETS).where(this))
 
     def set(self, population: str, budget: PopulationBudget | None) -> None:
         """Set the budget of a population, or remove it."""
@@ -193,7 +206,8 @@ class TokenRecords(Part):
 
     def add(self, token: Token, sha256: str) -> None:
         """Write a token, by the hash of its secret."""
-        self._connection.execute(insert(tables.TOKENS).values(**asdict(token), sha256=sha256))
+        kept = {name: value for name, value in asdict(token).items() if name in tables.TOKENS.c}
+        self._connection.execute(insert(tables.TOKENS).values(**kept, sha256=sha256))
 
     def find(self, token_id: str) -> tuple[Token, str] | None:
         """A token and the hash of its secret."""
@@ -223,6 +237,63 @@ class TokenRecords(Part):
 
 def _with_hash(row: Row[Any]) -> tuple[Token, str]:
     return _token(row), row.sha256
+
+
+_UPLOAD_S = 86_400.0
+"""How long what was uploaded may be named; as long as bytes without a row are kept."""
+
+
+def _evaluating(part: str) -> ColumnElement[str]:
+    """The digest of a part of the bundle by which a task's models are evaluated."""
+    digest: ColumnElement[str] = tables.TASKS.c.evaluation["bundle"][part]["sha256"].as_string()
+    return digest
+
+
+_EVALUATED_BY = [_evaluating(part) for part in ("plan", "certificate", "state")]
+_HELD: tuple[tuple[Table, list[ColumnElement[str]]], ...] = (
+    (tables.UPLOADS, [tables.UPLOADS.c.sha256]),
+    (
+        tables.TASKS,
+        [
+            *(tables.TASKS.c[f"{part}_sha256"] for part in ("plan", "certificate", "state", "checkpoint")),
+            *_EVALUATED_BY,
+        ],
+    ),
+    (tables.MODEL_RELEASES, [tables.MODEL_RELEASES.c.plan_sha256, tables.MODEL_RELEASES.c.parameters_sha256]),
+)
+"""The columns that name blobs of a population, of which an operator there may make use by their digest."""
+
+
+class UploadRecords(Part):
+    """The operations on what operators of some populations uploaded, and the query for blobs that are theirs.
+
+    A digest alone gives nobody bytes of another population: they must have been sent, or be of a task or a model there.
+    """
+
+    def add(self, sha256: str) -> None:
+        """Note that an operator of the populations that may be seen has sent these bytes; forget old notes."""
+        self._connection.execute(delete(tables.UPLOADS).where(tables.UPLOADS.c.at < self.at - _UPLOAD_S))
+        new = self._insert_unless(tables.UPLOADS).on_conflict_do_update(
+            index_elements=[*tables.UPLOADS.primary_key], set_={"at": self.at}
+        )
+        for population in sorted(self._only or ()):
+            self._connection.execute(new, {"population": population, "sha256": sha256, "at": self.at})
+
+    def foreign(self, digests: Iterable[str]) -> set[str]:
+        """Those of these blobs that are not of the populations which may be seen."""
+        return set() if self._only is None else {one for one in digests if not self._is_own(one)}
+
+    def has_plan(self, sha256: str) -> bool:
+        """Whether a task that may be seen runs this plan, so that all that it names was looked at then."""
+        return self._has((tables.TASKS, [tables.TASKS.c.plan_sha256, _evaluating("plan")]), sha256)
+
+    def _is_own(self, sha256: str) -> bool:
+        return any(self._has(place, sha256) for place in _HELD)
+
+    def _has(self, place: tuple[Table, list[ColumnElement[str]]], sha256: str) -> bool:
+        table, columns = place
+        of_them = self._shown(table.c.population) & or_(*(column == sha256 for column in columns))
+        return bool(self._connection.scalar(select(exists().where(of_them))))
 
 
 class ObservationRecords(Part):

@@ -77,6 +77,7 @@ class OverviewRecords(Part):
         """A page of the tasks that a query asks for, and how many there are in all."""
         columns = (TASKS.c.name, TASKS.c.bundle, TASKS.c.id, TASKS.c.algorithm, TASKS.c.population)
         wanted = or_(*(column.icontains(which.search, autoescape=True) for column in columns))
+        wanted &= self._shown(TASKS.c.population)
         for column, value in ((TASKS.c.state, which.state), (TASKS.c.population, which.population)):
             wanted &= column == value if value else true()
         order = (TASKS.c.created_at.desc(), TASKS.c.id.desc())
@@ -99,7 +100,8 @@ class OverviewRecords(Part):
 
     def population_names(self, most: int) -> list[str]:
         """The first names of populations."""
-        return list(self._connection.scalars(select(POPULATIONS.c.name).order_by(POPULATIONS.c.name).limit(most)))
+        names = select(POPULATIONS.c.name).where(self._shown(POPULATIONS.c.name))
+        return list(self._connection.scalars(names.order_by(POPULATIONS.c.name).limit(most)))
 
     def paces(self, tasks: Sequence[str]) -> dict[str, Pace]:
         """The pace of each task that has committed a round."""
@@ -155,6 +157,7 @@ class OverviewRecords(Part):
         """The evaluations of a task's models, by round, then the oldest first; each with its newest metrics."""
         model = TASKS.c.evaluates["model"]
         number, of_task = model["round"].as_integer(), model["task"].as_string() == task_id
+        of_task &= self._shown(TASKS.c.population)
         committed = ROUNDS.c.state == RoundState.COMMITTED
         last = select(ROUNDS.c.task, func.max(ROUNDS.c.number).label("number")).where(committed)
         newest = last.group_by(ROUNDS.c.task).subquery()

@@ -76,12 +76,13 @@ class Records(WithinTransaction):
     models = cached_property(model_rows.ModelRecords)
     alerts = cached_property(operators.AlertRecords)
     budgets = cached_property(operators.BudgetRecords)
+    uploads = cached_property(operators.UploadRecords)
 
     # --- tasks and blobs
 
     def populations(self) -> frozenset[str]:
         """Every name that devices may check in under."""
-        return frozenset(self._connection.scalars(select(POPULATIONS.c.name)))
+        return frozenset(self._connection.scalars(select(POPULATIONS.c.name).where(self._shown(POPULATIONS.c.name))))
 
     def add_blob(self, ref: BlobRef, *, public: bool) -> None:
         """Make a durable file known. Once public, a blob stays so: equal bytes may serve two purposes."""
@@ -109,7 +110,8 @@ class Records(WithinTransaction):
 
     def tasks(self, *states: TaskState) -> list[Task]:
         """Every task, oldest first; with `states`, those in one of them."""
-        return self._all(task_of, _TASKS, {"states": list(states or TaskState)})
+        query = _TASKS if self._only is None else _TASKS.where(self._shown(TASKS.c.population))
+        return self._all(task_of, query, {"states": list(states or TaskState)})
 
     def progress(self, tasks: Sequence[Task]) -> list[Progress]:
         """Why each of these tasks is where it is."""
@@ -119,7 +121,8 @@ class Records(WithinTransaction):
 
     def task(self, task_id: str) -> Task:
         """One task. Raises UnknownTask."""
-        task = self._one(task_of, self._held(select(TASKS).where(TASKS.c.id == task_id), TASKS))
+        this = (TASKS.c.id == task_id) & self._shown(TASKS.c.population)
+        task = self._one(task_of, self._held(select(TASKS).where(this), TASKS))
         if task is None:
             raise UnknownTask(f"there is no task {task_id!r}; `muster task list` has the ids")
         return task

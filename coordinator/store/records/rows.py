@@ -11,7 +11,7 @@ from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar
 
 import msgspec
 from msgspec import UNSET
-from sqlalchemy import Executable, Insert, Row, Select, Table, select, text
+from sqlalchemy import Column, ColumnElement, Executable, Insert, Row, Select, Table, select, text, true
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.engine import Connection
 
@@ -127,11 +127,15 @@ _MOST_NAMED = 1000
 
 
 class WithinTransaction:
-    """Rows of some tables within one transaction. at: its time, in seconds since 1970."""
+    """Rows of some tables within one transaction. at: its time, in seconds since 1970.
 
-    def __init__(self, connection: Connection, at: float, *, writing: bool) -> None:
+    only: the populations to which whoever looks is limited. What operators may ask for shows nothing of others.
+    """
+
+    def __init__(self, connection: Connection, at: float, *, writing: bool, only: frozenset[str] | None = None) -> None:
         self._connection = connection
         self._writing = writing
+        self._only = only
         self._on_postgresql = connection.dialect.name == "postgresql"
         self.at = at
 
@@ -143,6 +147,15 @@ class WithinTransaction:
         """The only row of a query, as `read` reads it; None when there is none."""
         row = self._connection.execute(query).one_or_none()
         return None if row is None else read(row)
+
+    @property
+    def limited(self) -> bool:
+        """Whether some populations are not to be seen, nor what belongs to none."""
+        return self._only is not None
+
+    def _shown(self, population: Column[Any]) -> ColumnElement[bool]:
+        """That a row is of a population which may be seen."""
+        return true() if self._only is None else population.in_(sorted(self._only))
 
     def _lock_writers(self, table: Table) -> None:
         """Let other writers of `table` wait until this transaction ends; readers go on. SQLite has one writer anyway.
@@ -166,7 +179,7 @@ class Part(WithinTransaction):
     """The rows of some tables, within the same transaction as a `whole`."""
 
     def __init__(self, whole: WithinTransaction) -> None:
-        super().__init__(whole._connection, whole.at, writing=whole._writing)
+        super().__init__(whole._connection, whole.at, writing=whole._writing, only=whole._only)
 
 
 def slices(named: Sequence[T]) -> Iterator[Sequence[T]]:
