@@ -91,6 +91,11 @@ def extension_of(certificate: x509.Certificate, oid: x509.ObjectIdentifier, what
         raise NotAttested(f"the first certificate has no {what}") from error
 
 
+def _text_of(challenge: bytes) -> bytes:
+    """A challenge as what takes only texts is given it: 64 digits of hex, in lower case."""
+    return challenge.hex().encode()
+
+
 def _signs_certificates(_: Any, __: x509.Certificate, usage: x509.KeyUsage) -> None:
     if not usage.key_cert_sign:
         raise ValueError("a certificate of the chain may not sign others")
@@ -163,7 +168,7 @@ class AndroidPhones:
     def check(self, chain: Sequence[bytes], challenge: bytes, now: int) -> None:
         """Raise NotAttested unless a chain (DER, leaf first) is of an accepted phone and names this challenge.
 
-        challenge: the 32 bytes that the leaf must name. now: seconds since 1970.
+        challenge: the 32 bytes that the leaf must name, or their digits. now: seconds since 1970.
         """
         verified = self.roots.verify(chain, now)
         for certificate in verified:
@@ -186,7 +191,7 @@ class AndroidPhones:
             level = _enumerated(tlv)
             if level not in ENOUGH[least]:
                 raise NotAttested(f"the security level is {level.hex()}, which is less than {least}")
-        if not hmac.compare_digest(described.challenge, challenge):
+        if described.challenge not in (challenge, _text_of(challenge)):
             raise NotAttested("the challenge is not that of this key and this request")
         if self.settings.verified_boot:
             _check_boot(_entry(described.hardware_enforced, ROOT_OF_TRUST, _RootOfTrust))
@@ -328,11 +333,13 @@ class ApplePhones:
     def check(self, statement: bytes, challenge: bytes, now: int) -> None:
         """Raise NotAttested unless a statement (a CBOR attestation object) is of the accepted app and this challenge.
 
-        challenge: the 32 bytes that the app gave as clientDataHash. now: seconds since 1970.
+        challenge: the 32 bytes that the app gave as clientDataHash, or whose digits it had hashed. now: seconds since
+        1970.
         """
         attestation = _decoded(statement)
         leaf = self.roots.verify(attestation.evidence.x5c, now)[0]
-        if not hmac.compare_digest(_nonce(leaf), hashlib.sha256(attestation.authenticator + challenge).digest()):
+        hashes = (challenge, hashlib.sha256(_text_of(challenge)).digest())
+        if _nonce(leaf) not in [hashlib.sha256(attestation.authenticator + one).digest() for one in hashes]:
             raise NotAttested("the challenge is not that of this key and this request")
         if len(attestation.authenticator) < _AUTHENTICATOR.size:
             raise NotAttested("the authenticator data end too early")

@@ -73,6 +73,13 @@ def test_evidence_for_another_key_or_another_time_is_refused(maker, phones):
         Attestation(True, b"a secret of the whole fleet").check(evidence, KEY, NOW)
 
 
+def test_a_challenge_may_be_given_as_its_text(maker, phones):
+    phones.check(maker.chain(CHALLENGE.hex().encode()), CHALLENGE, NOW)
+    for text in (CHALLENGE.hex().upper(), CHALLENGE.hex()[:-1], bytes(32).hex()):
+        with pytest.raises(NotAttested, match="challenge"):
+            phones.check(maker.chain(text.encode()), CHALLENGE, NOW)
+
+
 def test_a_chain_to_another_root_is_refused(maker, phones):
     stranger = android.Maker(AT)
     leaf, phone, root = stranger.chain(CHALLENGE)

@@ -137,6 +137,13 @@ def test_a_statement_for_another_key_or_time_is_refused(apple, phones):
         Attestation(True, b"a secret of the whole fleet").check(evidence, KEY, NOW)
 
 
+def test_a_challenge_may_be_hashed_as_its_text(apple, phones):
+    phones.check(apple.statement(hashlib.sha256(CHALLENGE.hex().encode()).digest()), CHALLENGE, NOW)
+    for said in (CHALLENGE.hex().encode(), hashlib.sha256(CHALLENGE).digest(), hashlib.sha256(b"0" * 64).digest()):
+        with pytest.raises(NotAttested, match="challenge"):
+            phones.check(apple.statement(said), CHALLENGE, NOW)
+
+
 def test_a_statement_under_another_root_or_out_of_time_is_refused(apple, phones):
     for statement, days in ((Apple(AT).statement(CHALLENGE), 0), *((apple.statement(CHALLENGE), n) for n in (-3, 31))):
         with pytest.raises(NotAttested, match="no root that is known"):
