@@ -1,7 +1,8 @@
 /** The device of this app: React Native's modules, handed to `@muster-fl/device`. */
 
+import * as AppIntegrity from "@expo/app-integrity";
 import { platformRandom, policyOf, runSession, useWebCrypto } from "@muster-fl/device";
-import { phonePlatform } from "@muster-fl/device/native";
+import { appIntegrity, phonePlatform } from "@muster-fl/device/native";
 import NetInfo from "@react-native-community/netinfo";
 import * as BackgroundTask from "expo-background-task";
 import * as Battery from "expo-battery";
@@ -11,6 +12,7 @@ import * as SecureStore from "expo-secure-store";
 import { openDatabaseAsync } from "expo-sqlite";
 import * as TaskManager from "expo-task-manager";
 import * as ort from "onnxruntime-react-native";
+import { Platform } from "react-native";
 import QuickCrypto, { install } from "react-native-quick-crypto";
 import { DigitExamples } from "./examples";
 
@@ -39,6 +41,7 @@ export async function session() {
     fetch: fetch as unknown as typeof globalThis.fetch,
     random: platformRandom,
     examples,
+    attest: appIntegrity(AppIntegrity, Platform.OS),
   });
   return runSession(platform, { coordinator: COORDINATOR, population: POPULATION, policy: POLICY, waitS: 60 });
 }
