@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+import sqlite3
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator
+from contextlib import closing
 from typing import Any, NamedTuple
 
 import sqlglot
@@ -12,10 +14,12 @@ from sqlglot import Token, TokenType, exp, tokenize
 from sqlglot.errors import ParseError, TokenError
 
 from fedcore.errors import QueryError, QuestionError
+from fedcore.questions.question import LONGEST_QUESTION
 
 DIALECT = "sqlite"
 _BOUND = ("MAX", None, "ROWS", "PER", "DEVICE")
 _QUOTED = {TokenType.STRING, TokenType.IDENTIFIER}
+_NUMBERS = {TokenType.NUMBER, TokenType.HEX_STRING}
 # All words and signs of the subset. The parser knows those of other databases, which mean something else to SQLite.
 _KNOWN = frozenset(
     (
@@ -26,7 +30,8 @@ _KNOWN = frozenset(
         *("(", ")", ",", ".", "+", "-", "*", "/", "%", "=", "==", "<>", "!=", "<", "<=", ">", ">="),
     )
 )
-_NO_COLUMN = {")", ",", "FROM", "WHERE", "GROUP BY", "HAVING", "ORDER BY", "LIMIT", ""}
+_NO_SQL = re.compile("syntax error|unrecognized token|null character")
+_NUMBER = re.compile(r"(\d+\.?\d*|\.\d+)(e[+-]?\d+)?|0x0*[\da-f]{1,16}|x'.*'", re.ASCII | re.IGNORECASE)
 _GAP = re.compile(r"(?>\s+|--[^\n]*|/\*.*?\*/)*", re.DOTALL)
 # Nodes that begin with a word of their own, before everything in them.
 _BEGUN_BY: dict[type[Any], tuple[str, ...]] = {
@@ -42,7 +47,9 @@ _BEGUN_BY: dict[type[Any], tuple[str, ...]] = {
 
 
 class Source:
-    """A query as text. Raises QuestionError when it has no tokens, or a quote that never ends."""
+    """A query as text. Raises QuestionError when it has no tokens, or too many, a quote that never ends, or a number
+    that is none.
+    """
 
     def __init__(self, text: str) -> None:
         self.text = text
@@ -54,6 +61,12 @@ class Source:
         self._words = ["" if token.token_type in _QUOTED else token.text.upper() for token in self._tokens]
         if not self._tokens:
             raise QuestionError("an empty question; write SELECT … FROM examples")
+        if len(self.plain) > LONGEST_QUESTION:
+            raise QuestionError(f"a query of {len(self.plain):,} characters; there may be {LONGEST_QUESTION:,}")
+        for before, token in zip(self._tokens, self._tokens[1:], strict=False):
+            written = text[(before if before.text == "." else token).start : token.end + 1]
+            if token.token_type in _NUMBERS and not _NUMBER.fullmatch(written):
+                raise self.refusal(token.start, f"{written:.40} is no number: write digits, as 1000, 0.5 or 1e-3")
 
     def refusal(self, where: exp.Expr | int, message: str) -> QueryError:
         """The error about a node, or an offset in the text: what is wrong, where, and the line with a caret."""
@@ -92,7 +105,7 @@ class Source:
         at = len(words) - len(_BOUND)
         if at >= 0 and all(want in {None, word} for want, word in zip(_BOUND, words[at:], strict=True)):
             number = words[at + 1]
-            if not number.isdigit() or int(number) < 1:
+            if not (number.isascii() and number.isdigit()) or int(number) < 1:
                 raise self.refusal(self._tokens[at + 1].start, "MAX n ROWS PER DEVICE takes a whole number from 1 on")
             return self.text[: self._tokens[at].start], int(number)
         for token, *three in zip(self._tokens, words, words[1:], words[2:], strict=False):
@@ -111,17 +124,19 @@ class Source:
             if not _GAP.fullmatch(self.text[end : token.start]):
                 raise self.refusal(end, "this is no comment in SQLite; write -- or /* */")
             end = token.end + 1
-            number = token.token_type in {TokenType.NUMBER, TokenType.HEX_STRING}
+            number = token.token_type in _NUMBERS
             if number and after is not None and after.start == end and re.match(r"\w", self.text[end:]):
                 written = self.text[token.start : after.end + 1]
                 raise self.refusal(token.start, f"{written} is no number: write digits alone, as 1000")
-            if word == "," and following in _NO_COLUMN:
-                raise self.refusal(token.start, "nothing follows this comma")
             if number or token.token_type in _QUOTED or word in _KNOWN or (following == "(" and word in functions):
                 continue
             left[token.text] -= 1
             if left[token.text] < 0:
                 raise self.refusal(token.start, f"devices do not answer {word}")
+        if not _is_sql(f"{self.text[:length]}\n;"):  # the parser takes texts in which words are missing, or too many
+            wrong = next((token for token, _ in tokens if not _is_sql(self.text[: token.end + 1])), None)
+            word, place = (_word(wrong), wrong.start) if wrong else ("the end", length)
+            raise self.refusal(place, f"this is no SQL here, at {word:.40}; a field of that name stands in quotes")
 
     @property
     def plain(self) -> str:
@@ -149,6 +164,16 @@ class Source:
 def _word(token: Token) -> str:
     """A token in capitals, with one blank between words; of a text or a name in quotes, a quote."""
     return "'" if token.token_type in _QUOTED else " ".join(token.text.upper().split())
+
+
+def _is_sql(text: str) -> bool:
+    """Whether SQLite reads a text, whatever its names mean, or the beginning of one."""
+    with closing(sqlite3.connect(":memory:")) as database:
+        try:
+            database.execute(f"EXPLAIN {text}")
+        except sqlite3.Error as error:
+            return not _NO_SQL.search(str(error))
+    return True
 
 
 TABLE = "examples"
@@ -223,8 +248,9 @@ def parse(text: str) -> Clauses:
         trees = sqlglot.parse(query, read=DIALECT)
     except ParseError as error:
         raise _unread(source, query, error) from error
-    tree = trees[0]
-    if len(trees) != 1 or not isinstance(tree, exp.Select):
+    except ValueError as error:  # of the parser, which takes a name for granted
+        raise source.refusal(0, f"this is no SQL; a question is {_ONLY}") from error
+    if len(trees) != 1 or not isinstance(tree := trees[0], exp.Select):
         raise source.refusal(0, f"a question is one {_ONLY}")
     _check_clauses(source, tree)
     _check_table(source, tree)

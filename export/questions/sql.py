@@ -21,7 +21,7 @@ from export.questions.sums import Sums
 from export.questions.terms import CONSTANT, DEVICES, OFFERED, Reader, Term
 from fedcore.errors import QuestionError
 from fedcore.plan import Field
-from fedcore.questions.question import LONGEST_QUESTION, MOST_CELLS, WORD, Column, Order, Question
+from fedcore.questions.question import MOST_CELLS, WORD, Column, Order, Question
 
 MOST_KEYS = 2
 _TURNED = {"<=": ">=", "<": ">"}
@@ -41,8 +41,8 @@ def compile_sql(
         raise QuestionError("the examples have no fields, so there is nothing to ask")
     try:
         return _Query(parse(text), fields).asked(minimum_devices, private, secure)
-    except (RecursionError, ValueError) as error:  # of what nests too deeply, and of 1e, which is no number
-        raise Source(text).refusal(0, f"this query cannot be read: {error}") from error
+    except RecursionError as error:
+        raise Source(text).refusal(0, f"this query nests too deeply: {error}") from error
 
 
 class _Query:
@@ -58,7 +58,7 @@ class _Query:
         """The question."""
         clauses = self._clauses
         minimum_devices = max(minimum_devices, self._threshold())
-        self._check_text()
+        self._check_draw()
         where = self._where()
         terms = [self._key(node) for node in clauses.keys]
         pairs = zip(clauses.keys, terms, strict=True)
@@ -88,10 +88,8 @@ class _Query:
         )
         return CompiledQuestion(question, self._scalars.read, sums.numbers)
 
-    def _check_text(self) -> None:
-        most_rows, length = self._clauses.most_rows, len(self._source.plain)
-        if length > LONGEST_QUESTION:
-            raise QuestionError(f"a query of {length:,} characters; there may be {LONGEST_QUESTION:,}")
+    def _check_draw(self) -> None:
+        most_rows = self._clauses.most_rows
         if most_rows is not None and most_rows > WORD:
             end = self._source.text.upper().rindex("MAX")
             raise self._source.refusal(end, f"MAX {most_rows:,} ROWS PER DEVICE; there may be {WORD:,}")

@@ -21,7 +21,7 @@ from fedcore.validation import offered
 
 DEVICES, FILTER, CLIP_PER_DEVICE = "COUNT(DISTINCT DEVICE)", "FILTER", "CLIP_PER_DEVICE"
 CONSTANT, FIELD = "constant", "field"
-_COUNT = "COUNT"
+_COUNT, _DEVICE = "COUNT", f"{TABLE}.device"
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,10 +218,10 @@ class Reader:
         if inner is None or isinstance(inner, exp.Star):
             return Term(_COUNT, (), node)
         if isinstance(inner, exp.Distinct):
-            names = [getattr(one, "name", "").casefold() for one in inner.expressions]
-            if names != ["device"] or not isinstance(inner.expressions[0], exp.Column):
-                raise self._unknown(inner)
-            return Term(DEVICES, (), node)
+            match inner.expressions:
+                case [exp.Column(name=name, table=table)] if f"{table or TABLE}.{name}".casefold() == _DEVICE:
+                    return Term(DEVICES, (), node)
+            raise self._unknown(inner)
         return self._call(_COUNT, node, inner)
 
     def _named(self, node: exp.Anonymous) -> Term:
