@@ -48,8 +48,8 @@ DRAWS, FEWEST_DRAWS, TIMES = 400, 64, 2.1
 sums is estimated from draws of the noise: 400 give it to some 4 %, and 64, for long tables, to 9 %."""
 MOST_STEPS, MOST_DRAWN = 2**18, 2**20
 """The numbers that computing a table may look at, and all draws of the noise together unless they are the fewest."""
-LARGEST = 2**63
-"""Whole numbers from it on become real ones, as in SQLite."""
+LARGEST, FARTHEST = 2**63, 1e300
+"""Whole numbers from the first on become real ones, as in SQLite. No error is larger than the second."""
 _CHOOSING = frozenset({"case", "coalesce", "if_each", "max", "min", "null_if_none"})
 """Functions that give one of their arguments, which may be several numbers."""
 
@@ -263,36 +263,71 @@ def _plain(value: Any) -> Any:
 
 def _errors(question: Question, sums: _Sums, deviation: float) -> list[tuple[float | None, ...]]:
     """How far noise moves each number of the shown rows with 95 %, before it is held to what it may be."""
-    by_block, source = _spreads(question, sums, deviation), np.random.default_rng(0)
-    values = [column.value for column in question.columns]
+    spreads, values = _spreads(question, sums, deviation), [column.value for column in question.columns]
+    both = _drawn(values, question, sums, spreads), _drawn(*_with_quantiles(values, question, sums, spreads))
+    return [tuple(max(pair) or None for pair in zip(*one, strict=True)) for one in zip(*both, strict=True)]
+
+
+def _drawn(
+    values: Sequence[Value], question: Question, sums: _Sums, spreads: Mapping[str, Float64]
+) -> list[list[float]]:
+    """How far noise with these deviations moves each value with 95 %, in each shown group."""
+    source, functions, count = np.random.default_rng(0), {**FUNCTIONS, **UNHELD}, len(sums.shown)
+
+    def of_each(value: Value, given: _Sums) -> list[Any]:
+        return _in_each(_values(value, question, given, functions), count)
+
     computed = [place for place, value in enumerate(values) if isinstance(value, Call) and _moved(value)]
-    functions = {**FUNCTIONS, **UNHELD}
-    bare = {place: _in_each(_values(values[place], question, sums, functions), len(sums.shown)) for place in computed}
+    bare = {place: of_each(values[place], sums) for place in computed}
     apart: dict[int, list[list[float]]] = {place: [[] for _ in sums.shown] for place in computed}
     for _ in range(max(FEWEST_DRAWS, min(DRAWS, MOST_DRAWN // _steps(question))) if computed else 0):
-        noisy = {name: one + by_block[name] * source.standard_normal(one.shape) for name, one in sums.blocks.items()}
+        noisy = {name: one + spreads[name] * source.standard_normal(one.shape) for name, one in sums.blocks.items()}
         draw = sums._replace(blocks=noisy)
         for place in computed:
-            others = _in_each(_values(values[place], question, draw, functions), len(sums.shown))
-            for found, other, squares in zip(bare[place], others, apart[place], strict=True):
+            for found, other, far in zip(bare[place], of_each(values[place], draw), apart[place], strict=True):
                 if isinstance(found, int | float) and isinstance(other, int | float):
-                    squares.append((other - found) * (other - found))
+                    far.append(abs(other - found))
 
-    def error(place: int, group: int) -> float | None:
-        value = values[place]
-        if isinstance(value, Cell):
-            each = by_block[value.block]
-            return TIMES * float(each[sums.shown[group] % len(each), 0])
-        squares = apart[place][group] if place in apart else []
-        error = TIMES * math.sqrt(sum(squares) / len(squares)) if squares else 0.0
+    def error(place: int, group: int) -> float:
+        match values[place]:
+            case Cell(block):
+                return TIMES * float(spreads[block][sums.shown[group] % len(spreads[block]), 0])
+        return _beyond_5_percent(apart[place][group]) if place in apart else 0.0
+
+    return [[error(place, group) for place in range(len(values))] for group in range(count)]
+
+
+def _beyond_5_percent(apart: Sequence[float]) -> float:
+    """How far 95 % of numbers are from 0: of a normal distribution, or of one that jumps, as where 0 becomes 1."""
+    spread = math.hypot(*apart) / math.sqrt(len(apart) or 1)
+    return min(max(TIMES * spread, float(np.quantile(apart, 0.95)) if apart else 0.0), FARTHEST)
+
+
+def _with_quantiles(
+    values: Sequence[Value], question: Question, sums: _Sums, spreads: Mapping[str, Float64]
+) -> tuple[list[Value], Question, _Sums, dict[str, Float64]]:
+    """The values that have quantiles, each of these as a number with an error of its own: draws add noise to noise,
+    and below it move quantiles too little.
+    """
+    blocks, far, shown = dict(sums.blocks), dict(spreads), list(sums.shown)
+
+    def replaced(value: Value) -> Value:
         match value:
-            case Call("quantile" | "least_with_share", (Cell(block), Number(share), Number(places))) if squares:
-                counts = _in_each(sums.cells(block), len(sums.shown))[group]
-                spread = float(by_block[block][0, 0])
-                error = max(error, _beside(counts, share, places, spread, bare[place][group]))
-        return error or None
+            case Call("quantile" | "least_with_share", (Cell(block), Number(share), Number(places))):
+                name, spread = f"quantile {len(blocks)}", float(spreads[block][0, 0])
+                found = _in_each(_values(value, question, sums), len(shown))
+                pairs = zip(_in_each(sums.cells(block), len(shown)), found, strict=True)
+                beside = [0.0 if one is None else _beside(of, share, places, spread, one) for of, one in pairs]
+                blocks[name], far[name] = np.zeros((2, question.groups, 1))
+                blocks[name][shown, 0], far[name][shown, 0] = [one or 0 for one in found], np.array(beside) / TIMES
+                return Cell(name)
+            case Call(name, arguments):
+                return Call(name, tuple(map(replaced, arguments)))
+        return value
 
-    return [tuple(error(place, group) for place in range(len(values))) for group in range(len(sums.shown))]
+    made = map(replaced, values)
+    with_some = [new if new != old else Number(None) for new, old in zip(made, values, strict=True)]
+    return with_some, question, sums._replace(blocks=blocks), far
 
 
 def _beside(counts: Sequence[float], share: Any, places: Any, deviation: float, found: float) -> float:

@@ -190,6 +190,28 @@ def test_a_quantile_under_noise_is_not_drawn_to_empty_bins(function, counts, sha
     assert np.median(found) == pytest.approx(truth, abs=apart)
 
 
+def test_errors_hold_what_jumps_and_what_is_computed_of_quantiles():
+    """A number beside a limit, twice a quantile whose tail is below the noise, and a number without an end."""
+    share, places = Number(0.9), Number(tuple(range(101)))
+    few, tail = Cell("n"), Call("quantile", (Cell("b"), share, places))
+    columns = Call("case", (Call(">", (few, Number(100))), Number(1), Number(0))), Call("*", (tail, Number(2)))
+    asked = Question(
+        text="SELECT CASE WHEN COUNT(*) > 100 THEN 1 ELSE 0 END, 2 * APPROX_QUANTILE(x, 0.9) FROM examples",
+        rows=(Rows("row"), Rows("bins", 100)),
+        blocks=(Block("v", "row", "any", 0, 1), Block("n", "row", norm=3), Block("b", "bins", "sum", 0, 3, norm=3)),
+        columns=(*(Column("a", one) for one in columns), Column("far", Call("*", (Number(1e305), few)))),
+        voters="v",
+        private=True,
+    )
+    source, within = np.random.default_rng(3), []
+    for _ in range(30):
+        total = np.array([500, 500, *(np.array([103, *TAIL]) + 20 * source.standard_normal(101))])
+        told_ = answer(asked, np.concatenate([total, 0 * total]).astype(np.float32), 20 / 3)
+        assert told_.errors[0][2] == 1e300
+        within.append(np.abs(np.array(told_.rows[0][:2]) - (1, 2 * 22.65)) <= told_.errors[0][:2])
+    assert (np.mean(within, 0) >= 0.9).all(), np.mean(within, 0)
+
+
 @pytest.mark.parametrize(
     ("name", "arguments", "expected"),
     [
