@@ -236,6 +236,8 @@ class Columns:
         count = Cell(self._sums.count(aggregate.condition, number))
         if self._sums.bounds.private:
             centred, step = self._centred(number), 1.0
+            if FARTHEST < centred.largest**2 < math.inf:
+                raise QuestionError(f"this needs a narrower CLIP(x, low, high): squares are held to {FARTHEST:g} here")
             squared = self._sums.once(("squared", centred), lambda: _square(as_real(centred)))
             squares = self._sums.total(aggregate.condition, squared)
         else:

@@ -92,6 +92,8 @@ def test_a_held_sum_that_float32_would_round_is_refused():
 def test_a_deviation_whose_squares_are_infinite_is_refused(aggregate):
     with pytest.raises(QuestionError, match=r"needs a narrower CLIP.*\(line 1, column 8\)"):
         asked(f"SELECT {aggregate}(CLIP(x, -1e200, 1e200)) {END}")
+    with pytest.raises(QuestionError, match=r"needs a narrower CLIP.*\(line 1, column 8\)"):
+        asked(f"SELECT {aggregate}(CLIP(x, -2e13, 2e13)) {BOUNDED}", private=True)  # held to 1e26, they would be 0
 
 
 def test_a_constant_has_no_deviation():
