@@ -220,6 +220,11 @@ class Reader:
         if isinstance(inner, exp.Distinct):
             match inner.expressions:
                 case [exp.Column(name=name, table=table)] if f"{table or TABLE}.{name}".casefold() == _DEVICE:
+                    if any(item.name == name for item in self._matching(name)):
+                        other = name.swapcase()
+                        raise self._source.refusal(
+                            node, f"{name} is a field here: COUNT(DISTINCT {other}) is of devices"
+                        )
                     return Term(DEVICES, (), node)
             raise self._unknown(inner)
         return self._call(_COUNT, node, inner)

@@ -354,6 +354,13 @@ def test_fields_that_differ_in_case_only_are_two():
         assert sorted(found) == sorted(connection.execute(text.replace("{}", "other")).fetchall()), text
 
 
+def test_a_field_called_device_is_not_counted_as_devices():
+    fields = (Field("device", "uint8", (), 3),)
+    compile_sql("SELECT SUM(device), COUNT(DISTINCT DEVICE) FROM examples", fields)
+    with pytest.raises(QueryError, match=r"device is a field here: COUNT\(DISTINCT DEVICE\) is of devices"):
+        compile_sql("SELECT COUNT(DISTINCT device) FROM examples", fields)
+
+
 def test_a_name_that_may_be_several_fields_is_refused():
     fields = (Field("Ab", "uint8", (), 3), Field("aB", "uint8", (), 5))
     with pytest.raises(QuestionError, match="ab may be any of Ab, aB: write the field as it is called"):
