@@ -162,6 +162,7 @@ class _Connection(asyncio.Protocol):
 CALLERS = 16
 CONNECTION_LIMIT = 8192  # far more than the load opens: check-ins are shed, and no connection is closed
 LOADS = (50, 100, 200, 50)
+LABELS = {"app_version": "3.1.4", "region": "eu", "ring": "beta"}
 TARGETS = {"ratio_to_bare": 0.60}
 
 
@@ -172,8 +173,8 @@ def run(options: CheckinOptions, say: Say) -> dict[str, Any]:
     saturation: per second of wall time, on a machine that the callers share. connection_limit: that of the coordinator.
     loads: see `_load`.
     """
-    # A task for which no light device holds enough examples: every one is rejected, and may come again at once.
-    settings = TaskSettings(population=POPULATION, goal=1, rounds=1, min_examples=1000)
+    # A task whose target no light device matches: every one is rejected, and may come again at once.
+    settings = TaskSettings(population=POPULATION, goal=1, rounds=1, where="app_version >= 3.2 and region in (eu, uk)")
     with null_coordinator(10, settings, connection_limit=CONNECTION_LIMIT, retry_min_s=0, retry_max_s=0) as (server, _):
         return asyncio.run(_run(options, server, say))
 
@@ -281,7 +282,7 @@ def _quantile(values: Sequence[float], percent: int) -> float:
 
 
 def _light(url: str, devices: int) -> LoadConfig:
-    return LoadConfig(coordinator=url, devices=devices)
+    return LoadConfig(coordinator=url, devices=devices, labels=LABELS)
 
 
 @contextmanager

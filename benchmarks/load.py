@@ -11,7 +11,7 @@ import random
 import tempfile
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +23,7 @@ import aiohttp
 import msgspec
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from msgspec import UNSET, UnsetType
 
 from coordinator.store.tasks import TaskSettings
 from fedcore import algorithms, checkpoint
@@ -52,7 +53,8 @@ class LoadConfig:
 
     Both are shares of devices, not of sessions: a device keeps its behaviour. uploading: the most reports sent at the
     same time. pause_s: the pause between a receipt and the next check-in. holds: whether devices hold assignments while
-    they work, as they should where that takes long. seed: of behaviours and delays.
+    they work, as they should where that takes long. labels: those that all of them tell. seed: of behaviours and
+    delays.
     """
 
     coordinator: str
@@ -63,6 +65,7 @@ class LoadConfig:
     wait_s: float = 60.0
     pause_s: float = 0.0
     holds: bool = True
+    labels: Mapping[str, str] | UnsetType = UNSET
     seed: int = 0
 
 
@@ -168,9 +171,9 @@ class LoadFleet(AbstractAsyncContextManager["LoadFleet"]):
 
     def _checking_in(self) -> Call:
         path = f"/v1/populations/{POPULATION}/checkins"
-        return Call(
-            "POST", path, messages.encode(messages.CheckIn(capabilities=_CAPABILITIES, examples={"default": 8}))
-        )
+        labels = self.config.labels and dict(self.config.labels)
+        hello = messages.CheckIn(capabilities=_CAPABILITIES, examples={"default": 8}, labels=labels)
+        return Call("POST", path, messages.encode(hello))
 
     async def _enrol(self, behaviour: Behaviour) -> LoadDevice:
         key = Ed25519PrivateKey.generate()

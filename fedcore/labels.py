@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
+from functools import lru_cache
 from typing import Annotated
 
 import msgspec
@@ -30,11 +31,16 @@ def check_labels(labels: Mapping[str, str]) -> None:
     if len(labels) > MOST_LABELS:
         raise ValueError(f"{len(labels)} labels are too many: a device has at most {MOST_LABELS}")
     for name, value in labels.items():
-        check_label_name(name)
-        if not isinstance(value, str) or _UNSEEN.search(value):
-            raise ValueError(f"label {name}: its value must be text without control characters")
-        if not 1 <= (size := len(value.encode())) <= LONGEST_VALUE:
-            raise ValueError(f"label {name}: its value must have 1 to {LONGEST_VALUE} bytes, not {size}")
+        _check_label(name, value if isinstance(value, str) else "\0")
+
+
+@lru_cache(maxsize=4096)  # at every check-in the same few
+def _check_label(name: str, value: str) -> None:
+    check_label_name(name)
+    if _UNSEEN.search(value):
+        raise ValueError(f"label {name}: its value must be text without control characters")
+    if not 1 <= (size := len(value.encode())) <= LONGEST_VALUE:
+        raise ValueError(f"label {name}: its value must have 1 to {LONGEST_VALUE} bytes, not {size}")
 
 
 def check_label_name(name: str) -> None:

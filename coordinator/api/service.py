@@ -10,7 +10,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import takewhile
-from typing import NamedTuple
 
 from msgspec import UNSET, UnsetType
 from sqlalchemy.exc import IntegrityError
@@ -78,13 +77,6 @@ class _Kind:
     devices: int = 0
 
 
-class _Seen(NamedTuple):
-    """When a device last came, and the labels that it told."""
-
-    at: float
-    kind: _Kind
-
-
 @dataclass(slots=True)
 class _Population:
     runtimes: Counter[str] = field(default_factory=Counter)
@@ -98,9 +90,8 @@ class _Population:
         """How many are remembered."""
         return self.unkept.devices + sum(kind.devices for kind in self.kinds.values())
 
-    def enter(self, labels: Mapping[str, str]) -> _Kind:
+    def enter(self, told: LabelSet) -> _Kind:
         """Count a device that tells these labels."""
-        told = tuple(sorted(labels.items()))
         kind = self.kinds.get(told)
         if kind is None:
             room = len(self.kinds) < _MOST_LABEL_SETS
@@ -121,8 +112,8 @@ class CheckInCounts:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._populations: defaultdict[str, _Population] = defaultdict(_Population)
-        self._seen: OrderedDict[tuple[str, int], _Seen] = OrderedDict()
-        """When each device of a population last came, the latest last."""
+        self._seen: OrderedDict[tuple[str, int], tuple[float, _Kind]] = OrderedDict()
+        """When each device of a population last came, and its kind, the latest last."""
 
     def add(
         self,
@@ -145,9 +136,13 @@ class CheckInCounts:
             counts.spans[span] += 1
             # Only a hash is kept, not the id: we only count devices.
             key = population, hash(device)
-            if (before := self._seen.pop(key, None)) is not None:
-                counts.leave(before.kind)
-            self._seen[key] = _Seen(now, counts.enter(labels or {}))
+            told: LabelSet = tuple(sorted(labels.items())) if labels else ()
+            before, kind = self._seen.pop(key, None), counts.kinds.get(told)
+            if kind is None or before is None or before[1] is not kind:
+                kind = counts.enter(told)
+                if before is not None:
+                    counts.leave(before[1])
+            self._seen[key] = now, kind
             if len(self._seen) > _MOST_DEVICES:
                 self._forget_devices(now)
 
@@ -157,7 +152,7 @@ class CheckInCounts:
             counts = self._populations.get(population, _Population())
             _forget_spans(counts, now)
             self._forget_devices(now)
-            latest = takewhile(lambda seen: seen[1].at >= now - AWAKE_S, reversed(self._seen.items()))
+            latest = takewhile(lambda seen: seen[1][0] >= now - AWAKE_S, reversed(self._seen.items()))
             awake = sum(name == population for (name, _), _ in latest)
             spans = range(min(counts.spans), int(now // SPAN_S) + 1) if counts.spans else ()
             over_time = tuple((span * SPAN_S, counts.spans[span]) for span in spans)
@@ -174,9 +169,9 @@ class CheckInCounts:
 
     def _forget_devices(self, now: float) -> None:
         first = now - SPAN_S * _SPANS
-        while self._seen and (len(self._seen) > _MOST_DEVICES or next(iter(self._seen.values())).at < first):
-            (population, _), seen = self._seen.popitem(last=False)
-            self._populations[population].leave(seen.kind)
+        while self._seen and (len(self._seen) > _MOST_DEVICES or next(iter(self._seen.values()))[0] < first):
+            (population, _), (_, kind) = self._seen.popitem(last=False)
+            self._populations[population].leave(kind)
 
 
 @lru_cache(maxsize=_MOST_KINDS)

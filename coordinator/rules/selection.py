@@ -93,13 +93,13 @@ class Needs:
         """
         if able.examples.get(self.collection, 0) < rounded_down(self.min_examples):
             return "examples"
+        if self.target and not parse(self.target).matches(able.labels):
+            return "labels"
         unmet = self.requires.unmet_by(able.version, able.memory_mb, able.conditions)
         if self.keeps_vectors and not able.keeps_vectors:
             unmet = "keeps-nothing"
         if not unmet and self.hold_out is not None:
             unmet = self.hold_out.unmet_by(device)
-        if not unmet and self.target and not parse(self.target).matches(able.labels):
-            unmet = "labels"
         return unmet or ("format" if self.formats.isdisjoint(able.formats) else "")
 
 
