@@ -15,6 +15,7 @@ import pydantic_settings
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, field_validator, model_validator
 
 from coordinator.errors import InvalidSettings, UnusableStore
+from coordinator.rules.progress import NO_DEVICES_AFTER_H
 from coordinator.store.database import printable, sqlite_path
 from coordinator.store.garbage_collection import Retention
 from fedcore.errors import InvalidKey, in_our_words
@@ -189,6 +190,9 @@ class Settings(pydantic_settings.BaseSettings):
     upload_limit_bytes: int = Field(default=1 << 28, ge=1024, description="largest blob that an operator may upload")
     collect_every_h: float = Field(
         default=24.0, ge=0, description="hours from one garbage collection to the next; 0 is never"
+    )
+    no_devices_after_h: float = Field(
+        default=NO_DEVICES_AFTER_H, ge=0, description="hours without an accepted check-in after which a task is stalled"
     )
     keep_models: int = Field(default=5, ge=1, description="rounds of each task whose models are kept by a collection")
     keep_assignments_days: float = Field(

@@ -277,7 +277,9 @@ class Service:
             raise
         store.lineage_key = lambda: lineage
         limits, unmasker, beacons = Limits(settings), Unmasker(), BeaconClient(settings.authority_url, keys)
-        membership = Membership(store, ReplicaConfig(lease_s=settings.lease_s, drives=settings.role != "api"), keys)
+        quiet_s = 3600 * settings.no_devices_after_h
+        replica = ReplicaConfig(lease_s=settings.lease_s, drives=settings.role != "api", quiet_s=quiet_s)
+        membership = Membership(store, replica, keys)
         authority = None if settings.authority is None else public_key(settings.authority).public_bytes_raw()
         secure = SecureRoundFactory(keys, authority, Executors(unmasker, beacons), lineage)
         driver = Driver(membership, secure, settings.retry, settings.queue_limit, source=source)

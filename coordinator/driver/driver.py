@@ -77,7 +77,8 @@ class Observer:
         self._next = now + _EVERY_S
         self._written = {task: written for task, written in self._written.items() if task in working}
         self._since = {task: self._since.get(task, now) for task in working}
-        seen = {id_: self._look(task, rounds, now) for id_, task in working.items()}
+        quiet_s = membership.quiet_s
+        seen = {id_: replace(self._look(task, rounds, now), quiet_s=quiet_s) for id_, task in working.items()}
         terms = {id_: membership.term(task.population) for id_, task in working.items()}
         changed = {id_: look for id_, look in seen.items() if self._is_news(id_, look, terms[id_], now)}
         if not changed:

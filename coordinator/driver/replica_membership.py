@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from coordinator.errors import DatabaseLocked
 from coordinator.keys import Keys
 from coordinator.rules import replicas as replica_rules
+from coordinator.rules.progress import NO_DEVICES_AFTER_H
 from coordinator.store.records.records import Records
 from coordinator.store.tasks import CoordinatorStore
 
@@ -26,11 +27,12 @@ _BEATS = 3
 class ReplicaConfig:
     """The settings of a process as one of the replicas.
 
-    lease_s: how long a beat may stand still. drives: whether it takes populations.
+    lease_s: how long a beat may stand still. drives: whether it takes populations. quiet_s: as of `Observation`.
     """
 
     lease_s: float
     drives: bool = True
+    quiet_s: float = NO_DEVICES_AFTER_H * 3600
     id: str = field(default_factory=replica_rules.new_replica_id)
 
 
@@ -76,6 +78,11 @@ class Membership:
     def lease_s(self) -> float:
         """How long a beat may stand still."""
         return self._config.lease_s
+
+    @property
+    def quiet_s(self) -> float:
+        """How long no check-in may be accepted, in seconds, before tasks count as stalled."""
+        return self._config.quiet_s
 
     @property
     def held(self) -> frozenset[str]:

@@ -295,12 +295,20 @@ _REMEDIES = {
 
 
 def of_tasks(tasks: Iterable[tuple[Task, Progress]]) -> list[Finding]:
-    """A finding for every task that is stalled, unless an operator paused it."""
-    return [
-        Finding(progress.reason, _shortened(progress.sentence), task, remedy=_REMEDIES[progress.reason])
-        for task, progress in tasks
-        if progress.stalled and progress.reason not in _WANTED
-    ]
+    """A finding for every task that is stalled, unless an operator paused it.
+
+    Devices that do not come are missed once in a population, by its first task.
+    """
+    found, missed = list[Finding](), set[str]()
+    for task, progress in tasks:
+        if not progress.stalled or progress.reason in _WANTED:
+            continue
+        population = task.settings.population
+        if progress.reason is not Reason.NO_DEVICES or population not in missed:
+            found.append(Finding(progress.reason, _shortened(progress.sentence), task, "", _REMEDIES[progress.reason]))
+        if progress.reason is Reason.NO_DEVICES:
+            missed.add(population)
+    return found
 
 
 def _shortened(text: str) -> str:

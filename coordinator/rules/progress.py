@@ -90,6 +90,8 @@ class LossCounts(NamedTuple):
         return f"{count} of {self.devices} devices had a loss of {level:g} or more, after less than {start:g} at first"
 
 
+NO_DEVICES_AFTER_H = 12.0
+"""How many hours without an accepted check-in make a stall, unless a setting says otherwise: phones come at night."""
 GRACE_S = 10.0
 """How long nothing may happen, where something should, before a task counts as stalled."""
 DRIVER_SILENT_S = 30.0
@@ -104,6 +106,7 @@ class Reason(StrEnum):
     STARTING = "starting"
     SCHEDULED = "scheduled"
     SELECTING = "selecting"
+    WAITING = "waiting-for-devices"
     REPORTING = "reporting"
     AGGREGATING = "aggregating"
     COMPLETED = "completed"
@@ -127,7 +130,7 @@ class Reason(StrEnum):
         return self not in _MOVES and self not in _OVER
 
 
-_MOVES = {Reason.STARTING, Reason.SCHEDULED, Reason.SELECTING, Reason.REPORTING, Reason.AGGREGATING}
+_MOVES = {Reason.STARTING, Reason.SCHEDULED, Reason.SELECTING, Reason.WAITING, Reason.REPORTING, Reason.AGGREGATING}
 _OVER = {Reason.COMPLETED, Reason.PRIVACY_BUDGET_SPENT, Reason.CANCELLED}
 OBSTACLES = {
     "busy": "with an assignment",
@@ -171,7 +174,8 @@ class Observation:
     of the last minute or two that were rejected, by obstacle. accepted_at: the last accepted check-in.
     silent: devices of the round that were not heard of lately, the first of them since `silent_since`.
     phase: of a secure round, in which `answered` of `asked` devices have sent what it waits for.
-    members: how many devices the round may draw from, as the second trip of the same cohort.
+    members: how many devices the round may draw from, as the second trip of the same cohort. quiet_s: how long no
+    check-in may be accepted before the task counts as stalled.
     """
 
     since: float
@@ -186,6 +190,7 @@ class Observation:
     answered: int = 0
     asked: int = 0
     members: int | None = None
+    quiet_s: float = NO_DEVICES_AFTER_H * 3600
 
     def later(self, seconds: float) -> Observation:
         """The same on a clock that is ahead by so much."""
@@ -387,11 +392,13 @@ def _nobody(needs: str, seen: Observation, now: float) -> Explanation:
     """Why no eligible device waits."""
     if seen.ineligible or seen.rejected:
         return Reason.NONE_ELIGIBLE, "; ".join([f"{needs}, and none that is eligible waits", *_obstacles(seen)])
+    last_at = seen.since if seen.accepted_at is None else seen.accepted_at
+    reason = Reason.WAITING if now - last_at <= seen.quiet_s else Reason.NO_DEVICES
     if seen.accepted_at is None:
         since = f"since the coordinator took the task up {_format_duration(now - seen.since)} ago"
-        return Reason.NO_DEVICES, f"{needs}: no check-in was accepted {since}"
+        return reason, f"{needs}: no check-in was accepted {since}"
     last = f"the last check-in that was accepted came {_format_duration(now - seen.accepted_at)} ago"
-    return Reason.NO_DEVICES, f"{needs}: none waits, {last}"
+    return reason, f"{needs}: none waits, {last}"
 
 
 def _is_expected(status: TaskStatus, seen: Observation, now: float) -> bool:

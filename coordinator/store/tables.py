@@ -190,6 +190,7 @@ OBSERVATIONS = Table(
     _column("answered", Integer, "devices that have sent their message of the phase"),
     _column("asked", Integer, "devices whose message the phase needs"),
     _column("members", Integer, "devices that a second trip of the same cohort may draw", null=True),
+    _column("quiet_s", Float, "seconds without an accepted check-in after which the task is stalled"),
     comment="What drivers know of their tasks only in memory: why a task makes no progress",
 )
 

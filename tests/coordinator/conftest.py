@@ -19,6 +19,7 @@ from coordinator.driver.driver import Driver
 from coordinator.driver.replica_membership import Membership, ReplicaConfig
 from coordinator.errors import UnknownRound
 from coordinator.keys import Keys
+from coordinator.rules.progress import GRACE_S
 from coordinator.rules.selection import Eligibility
 from coordinator.secure.group import Executors
 from coordinator.secure.round import SecureRoundFactory
@@ -220,10 +221,11 @@ class Desk:
         authority=AUTHORITY_KEY,
         lineage=LINEAGE,
         drives=True,
+        quiet_s=GRACE_S,
     ):
         self.now = now
         self.store = store
-        self.membership = Membership(store, ReplicaConfig(lease_s=lease_s, drives=drives), KEYS)
+        self.membership = Membership(store, ReplicaConfig(lease_s=lease_s, drives=drives, quiet_s=quiet_s), KEYS)
         self.membership.listen_at(url)
         secure = SecureRoundFactory(KEYS, authority, Executors(unmask, draw), lineage)
         self.driver = Driver(self.membership, secure, retry, 16, clock=lambda: self.now, source=source)

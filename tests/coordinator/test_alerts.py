@@ -18,8 +18,8 @@ import sqlalchemy
 from coordinator.driver.watch import HEADER, AlertSender, Watch, Webhook, send_trial
 from coordinator.errors import Unavailable, WebhookFailed
 from coordinator.monitoring import Metrics
-from coordinator.rules.alerts import AlertKind
-from coordinator.rules.progress import Reason
+from coordinator.rules.alerts import AlertKind, of_tasks
+from coordinator.rules.progress import Progress, Reason
 from coordinator.rules.states import TaskState
 from coordinator.settings import Settings
 from coordinator.store.tasks import open_coordinator_store
@@ -87,6 +87,11 @@ def courier(store, receiver, monkeypatch):
 
 def webhook_of(receiver, **more):
     return Webhook(f"http://erin:pa55@{receiver.address}/alerts?token=t0k3n", SECRET, **more)
+
+
+def findings(store, tasks, reason):
+    """What is found where all tasks are stalled for a reason."""
+    return of_tasks([(store.task(id_), Progress(id_, reason, "", stalled=True)) for id_ in tasks.values()])
 
 
 def stop(store, task):
@@ -180,6 +185,14 @@ def test_nothing_is_written_while_only_time_passes(store, watch, clock):
 
 
 @pytest.mark.every_engine
+def test_devices_that_do_not_come_are_one_alert_for_a_population(store, register, clock):
+    Desk(store)
+    tasks = {name: register(name=name, population=where) for name, where in (("a", "x"), ("b", "x"), ("c", "y"))}
+    found = findings(store, tasks, Reason.NO_DEVICES)
+    assert [(one.kind, one.task.name) for one in found] == [("no-devices", "a"), ("no-devices", "c")]
+    assert [one.task.name for one in findings(store, tasks, Reason.BACK_OFF)] == ["a", "b", "c"]
+
+
 def test_an_alert_is_deleted_ninety_days_after_it_was_cleared(store, register, stuck, watch, clock):
     other = register(name="words")
     watch.look()

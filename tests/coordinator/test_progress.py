@@ -109,6 +109,21 @@ def test_population_without_check_ins_says_for_how_long(store, register, desk):
     assert said(store, task) == ("no-devices", f"round 1 needs 26 devices, 15 at least: {last}")
 
 
+def test_devices_that_come_at_night_are_waited_for(store, register, clock):
+    task = register()
+    clock.desk = desk = Desk(store, lease_s=15.0, quiet_s=12 * 3600)
+    at_length(desk, 3600, step_s=60)
+    words = (
+        "round 1 needs 2 devices, 2 at least: no check-in was accepted since the coordinator took the task up 59 min"
+    )
+    assert said(store, task) == ("waiting-for-devices", f"{words} ago")
+    at_length(desk, 12 * 3600, step_s=600)
+    assert said(store, task)[0] == "no-devices"
+    desk.arrive("a")
+    at_length(desk, 3600, step_s=60)
+    assert said(store, task)[0] == "waiting-for-devices"
+
+
 @pytest.mark.parametrize(
     ("obstacle", "settings", "device"),
     [

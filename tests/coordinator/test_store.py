@@ -28,7 +28,7 @@ from tools.pages import made
 pytestmark = pytest.mark.every_engine
 
 PASSWORD = "hunter2"
-FIRST = "345a0cec512da406"
+FIRST = "874229d5d3a86636"
 """Digest of the tables of the first revision."""
 NEXT = """
 import sqlalchemy as sa

@@ -42,7 +42,9 @@ def served(tmp_path, monkeypatch):
     authority = {"authority": key_text(AUTHORITY_KEY), "authority_url": "https://authority.example.org"}
     with (
         open_coordinator_store(database, blobs) as store,
-        serving_both(Settings(database=database, blobs=blobs, port=0, admin_port=0, **authority)) as urls,
+        serving_both(
+            Settings(database=database, blobs=blobs, port=0, admin_port=0, no_devices_after_h=0, **authority)
+        ) as urls,
         speaking_to(urls.devices) as devices,
     ):
         made = in_process("coordinator", "token", "--name", "alice", "--role", "operator", "--db", database)
