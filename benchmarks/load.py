@@ -11,7 +11,7 @@ import random
 import tempfile
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -65,7 +65,7 @@ class LoadConfig:
     wait_s: float = 60.0
     pause_s: float = 0.0
     holds: bool = True
-    labels: Mapping[str, str] | UnsetType = UNSET
+    labels: dict[str, str] | UnsetType = UNSET
     seed: int = 0
 
 
@@ -171,8 +171,7 @@ class LoadFleet(AbstractAsyncContextManager["LoadFleet"]):
 
     def _checking_in(self) -> Call:
         path = f"/v1/populations/{POPULATION}/checkins"
-        labels = self.config.labels and dict(self.config.labels)
-        hello = messages.CheckIn(capabilities=_CAPABILITIES, examples={"default": 8}, labels=labels)
+        hello = messages.CheckIn(capabilities=_CAPABILITIES, examples={"default": 8}, labels=self.config.labels)
         return Call("POST", path, messages.encode(hello))
 
     async def _enrol(self, behaviour: Behaviour) -> LoadDevice:
