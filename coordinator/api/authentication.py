@@ -65,6 +65,19 @@ def issue(
     Raises InvalidToken for an unusable name or time, for a population that can have no such name, and for a token of
     Prometheus that is limited, or a proxy's.
     """
+    _check(name, role, days, populations, proxy=proxy)
+    token_id, secret = secrets.token_hex(4), secrets.token_urlsafe(32)
+    limits = tuple(sorted(set(populations))) or None
+    with database.writing() as records:
+        now, expires_at = records.at, records.at + days * _DAY_S
+        whose = partial(Token, id=token_id, name=name, role=role, populations=limits, proxy=proxy)
+        token = whose(created_at=now, expires_at=expires_at)
+        records.tokens.add(token, _hash(secret))
+        records.audit.append(STORE, Action.TOKEN_MADE, token_id, f"{token.rights}, until {_date(expires_at)}")
+    return token, f"muster_{token_id}_{secret}"
+
+
+def _check(name: str, role: Role, days: float, populations: Sequence[str], *, proxy: bool) -> None:
     if not _NAME.fullmatch(name):
         raise errors.InvalidToken(f"name must be 1 to 60 letters, digits or any of . @ + - _, not {name!r}")
     if not 0 < days <= _MOST_DAYS:
@@ -76,15 +89,6 @@ def issue(
             raise errors.InvalidToken(
                 f"{population[:60]!r} can be no population: its name is 1 to 200 printable characters"
             )
-    token_id, secret = secrets.token_hex(4), secrets.token_urlsafe(32)
-    limits = tuple(sorted(set(populations))) or None
-    with database.writing() as records:
-        now, expires_at = records.at, records.at + days * _DAY_S
-        whose = partial(Token, id=token_id, name=name, role=role, populations=limits, proxy=proxy)
-        token = whose(created_at=now, expires_at=expires_at)
-        records.tokens.add(token, _hash(secret))
-        records.audit.append(STORE, Action.TOKEN_MADE, token_id, f"{token.rights}, until {_date(expires_at)}")
-    return token, f"muster_{token_id}_{secret}"
 
 
 def for_person(token: Token, named: Sequence[str]) -> Token:

@@ -186,12 +186,16 @@ class ModelStore(OpenedStore):
                 f"population {name!r} is none of {', '.join(sorted(only))}, to which the token is limited"
             )
 
-    def demand_own(self, records: Records, digests: Iterable[str], plan: str = "") -> None:
+    def demand_own(self, digests: Iterable[str], plan: str = "") -> None:
         """Raise UnknownBlob for bytes that no operator of these populations sent, and no task or model there has.
 
         plan: that which names them; they need no look where a task has it.
         """
-        if foreign := set() if records.uploads.has_plan(plan) else records.uploads.foreign(digests):
+        if self.database.only is None:
+            return
+        with self.database.reading() as records:
+            foreign = set() if records.uploads.has_plan(plan) else records.uploads.foreign(digests)
+        if foreign:
             raise UnknownBlob(f"there is no blob {min(foreign)[:12]}…")
 
     def models(self) -> list[roll_out_rules.Model]:
@@ -214,16 +218,11 @@ class ModelStore(OpenedStore):
 
     def release_model(self, signed: Signed, by: str = STORE) -> roll_out_rules.ModelVersion:
         release = verified(signed, ModelRelease)
-        with self.database.reading() as records:
-            self.demand_own(records, [release.plan.sha256, release.parameters.sha256])
         plan = Plan.decode(self._read(release.plan))
         roll_out_rules.check_model(plan, self._read(release.parameters))
-        parts = roll_out_rules.predicting(plan)
-        with self.database.reading() as records:
-            self.demand_own(records, [ref.sha256 for ref in parts], release.plan.sha256)
-        served = {release.plan, release.parameters, *parts}
+        served = {release.plan, release.parameters, *roll_out_rules.predicting(plan)}
         for ref in served:
-            self._read(ref)
+            self._read(ref, release.plan.sha256)
         with self.database.writing() as records:
             records.models.hold()
             if release.population not in records.populations():
@@ -280,13 +279,14 @@ class ModelStore(OpenedStore):
 
     def plan_part(self, task_id: str, part: str | None = None) -> bytes:
         with self.database.reading() as records:
-            data = self.blobs.get(records.task(task_id).plan_sha256)
+            plan = records.task(task_id).plan_sha256
+            data = self.blobs.get(plan)
         if part is None:
             return data
         named = next((ref for ref in roll_out_rules.predicting(Plan.decode(data)) if ref.sha256 == part), None)
         if named is None:
             raise UnknownBlob(f"the plan of task {task_id} names no predict graph or frozen vectors {part[:12]}…")
-        return self._read(named)
+        return self._read(named, plan)
 
     def model_for(self, device: str, labels: Mapping[str, str], population: str, name: str) -> Signed | None:
         """The release of a model for a device that tells these labels; None when it has none."""
@@ -294,8 +294,9 @@ class ModelStore(OpenedStore):
             number = roll_out_rules.version_for(device, labels, records.models.roll_outs(population, name))
             return None if number is None else records.models.version(population, name, number).release
 
-    def _read(self, ref: BlobRef) -> bytes:
-        """A blob that a release names. Raises UnknownBlob, or DigestMismatch when it has another size."""
+    def _read(self, ref: BlobRef, plan: str = "") -> bytes:
+        """A blob that a release, or a plan, names. Raises UnknownBlob, or DigestMismatch when it has another size."""
+        self.demand_own([ref.sha256], plan)
         return ref.check(self.blobs.get(ref.sha256))
 
 
@@ -356,7 +357,7 @@ def _roll_out(
     done = Action.MODEL_PROMOTED if kind is roll_out_rules.RollOutKind.PROMOTE else Action.MODEL_ROLLED_BACK
     where = made.target and f" where {made.target}"
     what = f"version {version.number} for {share:.6g} of the devices of {version.population}{where}"
-    detail = f"{what}; {made.gate}" if made.gate else what
-    records.audit.append(by, done, version.name, detail, population=version.population)
+    what += made.gate and f"; {made.gate}"
+    records.audit.append(by, done, version.name, what, population=version.population)
     records.models.add_roll_out(made)
     return made

@@ -196,9 +196,8 @@ class Registration:
 def stored_bundle(store: ModelStore, manifest: Manifest, folder: Path) -> Bundle:
     """The bundle with a manifest, written to a folder from stored blobs. Raises UnknownBlob, and fedcore's errors."""
     own = [ref.sha256 for ref in (manifest.plan, manifest.state, manifest.certificate)]
-    with store.database.reading() as records:
-        store.demand_own(records, own)
-        plan = store.blobs.get(manifest.plan.sha256)
-        named = sorted({ref.sha256 for ref in Plan.decode(plan).blob_refs})
-        store.demand_own(records, named, manifest.plan.sha256)
+    store.demand_own(own)
+    plan = store.blobs.get(manifest.plan.sha256)
+    named = sorted({ref.sha256 for ref in Plan.decode(plan).blob_refs})
+    store.demand_own(named, manifest.plan.sha256)
     return Bundle.write(folder, manifest, [plan, *map(store.blobs.get, [*own[1:], *named])])

@@ -279,7 +279,7 @@ class CoordinatorStore(models.ModelStore, TaskStore, AbstractContextManager["Coo
         """As `AdminService` says."""
         with self.database.reading() as records:
             records.blob(sha256, public=False)  # bytes that no row names may be collected before a task names them
-            self.demand_own(records, [sha256])
+        self.demand_own([sha256])
         if not self.blobs.has(sha256):
             raise UnknownBlob(f"there is no blob {sha256[:12]}…")
 

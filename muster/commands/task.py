@@ -454,17 +454,27 @@ def _tell(store: TaskStore, task_id: str, json: bool) -> None:
     return show_fields({"task": task.id, "name": task.name, "state": task.state, "progress": progress.sentence})
 
 
-def _describe(store: TaskStore, task_id: str, json: bool, noise: str = "") -> None:
-    """noise: what devices add to their reports, in words."""
+def _spent_before(store: TaskStore, task: Task) -> str | None:
+    """What the tasks before this one have spent, in words; None where there are none."""
+    from coordinator.errors import UnknownTask
     from coordinator.store.starting import spent_before
 
+    try:
+        spent = spent_before(store, task.settings)
+    except UnknownTask:
+        return f"unknown: task {task.settings.starts_from} is of a population that this token may not see"
+    return None if spent is None else spent.words
+
+
+def _describe(store: TaskStore, task_id: str, json: bool, noise: str = "") -> None:
+    """noise: what devices add to their reports, in words."""
     task, progress = store.task(task_id), store.progress_of(task_id)
     facts = _facts(task, progress) | ({"noise_of_devices": noise} if noise else {})
     if task.settings.privacy is not None:
         spent = store.spent(task_id)
         facts["privacy_spent"] = {"rounds": len(spent), "epsilon": spent[-1].epsilon if spent else 0.0}
-    if (spent_there := spent_before(store, task.settings)) is not None:
-        facts["spent_before"] = spent_there.words
+    if (spent_there := _spent_before(store, task)) is not None:
+        facts["spent_before"] = spent_there
     if json:
         emit(facts)
     else:

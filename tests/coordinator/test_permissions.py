@@ -18,7 +18,7 @@ from coordinator.api.service import Service
 from coordinator.dashboard.pages import dashboard_router
 from coordinator.operations import OPERATIONS, PREFIX, NewTask
 from coordinator.rules.alerts import Finding, verify
-from coordinator.rules.entities import Evaluates, ModelSource, RegularEvaluation, Role
+from coordinator.rules.entities import Evaluates, ModelSource, RegularEvaluation, Regularly, Role
 from coordinator.rules.task_settings import TaskSettings
 from coordinator.settings import Settings
 from fedcore.signing import ModelOrigin, ModelRelease, verified
@@ -285,6 +285,9 @@ def test_no_bytes_of_another_population_are_had_by_their_digest(world, admin, tm
     regular = RegularEvaluation(1, evaluation.manifest)
     upload(near, [data for _, data in evaluation.blobs()])
     assert asked(far, {"evaluation": regular}, world.new.manifest, hold_out_devices=0.1) == "unknown-blob"
+    settings = TaskSettings(population="watches", goal=2, rounds=3, hold_out_devices=0.1)
+    like = world.store.register_task(world.new, settings, evaluation=Regularly(1, evaluation)).id
+    assert asked(far, {"evaluation": regular}, world.store.manifest(like), hold_out_devices=0.1) == ""
     released = version(world.store, 1, (9, 9, 9, 9), population="watches")
     answer = far.post(f"{PREFIX}/models", content=msgspec.json.encode(released))
     assert answer.headers[PROBLEM_FIELD] == "unknown-blob"
@@ -311,7 +314,7 @@ def test_no_model_of_another_population_is_begun_at_evaluated_or_released(world,
     assert elsewhere.headers[PROBLEM_FIELD] == "invalid-model"
 
 
-def test_what_crosses_populations_is_left_out_of_lists(world, admin, tmp_path):
+def test_what_crosses_populations_is_left_out_of_lists(world, admin, tmp_path, monkeypatch):
     store, path = world.store, f"{PREFIX}/tasks/{world.trained}"
     across = TaskSettings(population="watches", goal=2, rounds=1, privacy=promise())
     evaluate(store, make_evaluation_bundle(tmp_path / "evaluation", clip_norm=4.0), world.trained, settings=across)
@@ -322,6 +325,9 @@ def test_what_crosses_populations_is_left_out_of_lists(world, admin, tmp_path):
     far = admin["viewer of another population"]
     certificates = [one.get(f"{PREFIX}/tasks/{child}/certificate").status_code for one in (far, whole)]
     assert certificates == [404, 200]  # one without what its ancestor spent would be false
+    monkeypatch.setenv("MUSTER_TOKEN", world.token("viewer of another population"))
+    shown = in_process("task", "show", child, "--coordinator", world.urls.admin)
+    assert "of a population that this token may not see" in " ".join(shown.stdout.split())
     pages = [{one["number"] for one in who.get(f"{PREFIX}/audit?after=0").json()} for who in (far, near, whole)]
     entries = store.audit(0, 1000)
     of = [{one.number for one in entries if one.population == name} for name in ("watches", "phones")]

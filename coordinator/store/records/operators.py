@@ -281,14 +281,11 @@ class UploadRecords(Part):
 
     def foreign(self, digests: Iterable[str]) -> set[str]:
         """Those of these blobs that are not of the populations which may be seen."""
-        return set() if self._only is None else {one for one in digests if not self._is_own(one)}
+        return {one for one in digests if not any(self._has(place, one) for place in _HELD)}
 
     def has_plan(self, sha256: str) -> bool:
         """Whether a task that may be seen runs this plan, so that all that it names was looked at then."""
         return self._has((tables.TASKS, [tables.TASKS.c.plan_sha256, _evaluating("plan")]), sha256)
-
-    def _is_own(self, sha256: str) -> bool:
-        return any(self._has(place, sha256) for place in _HELD)
 
     def _has(self, place: tuple[Table, list[ColumnElement[str]]], sha256: str) -> bool:
         table, columns = place
