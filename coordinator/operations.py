@@ -188,12 +188,15 @@ class TaskStore(TrainedTasks, Protocol):
         has expired, whose counter is below that of one which devices saw, or which the gate refuses.
         """
 
-    def roll_back_model(self, population: str, name: str, version: int | None = None) -> RollOut:
+    def roll_back_model(
+        self, population: str, name: str, version: int | None = None, withdraw: bool = False
+    ) -> RollOut:
         """Give all devices an earlier version of a model, by default the one that all had before.
 
-        Where they had none, the version is withdrawn: a roll-out to the share 0, after which no device is given any,
-        and those that took it keep it. Raises UnknownModel and InvalidModel as `promote_model`, and InvalidModel for a
-        version that is not earlier, and where the model is withdrawn already.
+        withdraw: where they had none, a roll-out to the share 0, after which no device is given any, and those that
+        took the version keep it. Raises UnknownModel and InvalidModel as `promote_model`, and InvalidModel for a
+        version that is not earlier, for a withdrawal where there is one, or that is not asked for, and where the model
+        is withdrawn already.
         """
 
     def budget(self, population: str) -> BudgetReport:

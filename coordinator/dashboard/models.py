@@ -142,6 +142,8 @@ def _origin(records: Records, statement: ModelRelease) -> Origin | None:
 
 
 _VERBS = ("promote", "roll-back")
+WITHDRAW = "withdraw"
+"""What the form of a roll-back has in the place of a version, where there is none to return to."""
 
 
 class ModelForms(Endpoints):
@@ -167,10 +169,11 @@ class ModelForms(Endpoints):
     def _act(self, asked: tuple[str, str, str], fields: Fields, token: Token) -> dict[str, str]:
         """Do what a form asks for. The answer is what was wrong with which field; nothing was done then."""
         (population, name, verb), store, by = asked, self._store(token), token.signature
-        field, version = "version", _number(fields.get("version", ""))
+        withdraw = fields.get("version") == WITHDRAW
+        field, version = "version", None if withdraw else _number(fields.get("version", ""))
         try:
             if verb == "roll-back":
-                store.roll_back_model(population, name, version, by)
+                store.roll_back_model(population, name, version, withdraw, by)
                 return {}
             field = "share"
             share = share_of(fields.get("share", "").strip())

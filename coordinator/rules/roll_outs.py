@@ -167,6 +167,18 @@ def earlier(roll_outs: Sequence[RollOut], number: int | None) -> int | None:
     return for_all([one for one in roll_outs if one.number < newest.number]) if newest.to_all else base
 
 
+def check_withdrawal(roll_outs: Sequence[RollOut], to: int | None, *, withdraw: bool) -> None:
+    """Raise InvalidModel unless a roll-back to that version, or to none, is what was asked for."""
+    number = roll_outs[-1].number
+    if to is None and not withdraw:
+        raise InvalidModel(
+            f"no version was before version {number}: to withdraw it, so that no further device is given any, say "
+            "--withdraw"
+        )
+    if to is not None and withdraw:
+        raise InvalidModel(f"version {to} was before version {number}: roll back to it without --withdraw")
+
+
 def share_of(text: str) -> float:
     """The share of the devices in `5%` or `0.05`, whatever it is. Raises InvalidModel for what is no number."""
     try:

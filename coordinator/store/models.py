@@ -263,12 +263,13 @@ class ModelStore(OpenedStore):
             return _roll_out(records, promoted, share, kind, by, gate=compared, target=target)
 
     def roll_back_model(
-        self, population: str, name: str, version: int | None = None, by: str = STORE
+        self, population: str, name: str, version: int | None = None, withdraw: bool = False, by: str = STORE
     ) -> roll_out_rules.RollOut:
         with self.database.writing() as records:
             records.models.hold()
             versions, before = versions_of(records, population, name), records.models.roll_outs(population, name)
             to = roll_out_rules.earlier(before, version)
+            roll_out_rules.check_withdrawal(before, to, withdraw=withdraw)
             if to is None:
                 return _roll_out(
                     records, versions[before[-1].number - 1], 0.0, roll_out_rules.RollOutKind.ROLL_BACK, by

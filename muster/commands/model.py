@@ -339,6 +339,9 @@ def roll_back(
     to: Annotated[
         int | None, typer.Option(min=1, help="The version to return to.  [default: the one that all had before]")
     ] = None,
+    withdraw: Annotated[
+        bool, typer.Option("--withdraw", help="Where no version was before: give no device any.")
+    ] = False,
     population: Population = None,
     store: TaskStore,
     json: Json = False,
@@ -346,11 +349,10 @@ def roll_back(
     """Give all devices an earlier version of a model.
 
     Devices take it when they next ask. It needs no key: the earlier version was signed. One that the key has since
-    forbidden, by `release --forbid-older`, is refused. Where all devices had no version before, the version is
-    withdrawn: devices that took it keep it, and no other is given it.
+    forbidden, by `release --forbid-older`, is refused. Devices that took a version that is withdrawn keep it.
     """
     model = _model(store, name, population)
-    _tell(store.roll_back_model(model.population, name, to), json)
+    _tell(store.roll_back_model(model.population, name, to, withdraw), json)
 
 
 @model_app.command()

@@ -142,7 +142,8 @@ def test_operator_promotes_rolls_back_and_withdraws_by_forms(store, released, lo
     assert send(locked, "roll-back", version="").status_code == 303
     assert send(locked, "roll-back", version="1").status_code == 303
     assert "no version: withdraw version 1" in locked.get(f"{HERE}/roll-back").text
-    assert send(locked, "roll-back", version="").status_code == 303
+    assert "no version was before version 1" in send(locked, "roll-back", version="").text
+    assert send(locked, "roll-back", version="withdraw").status_code == 303
     assert "version 1 was withdrawn, and no device is given any" in send(locked, "roll-back", version="").text
     done = [(one.number, one.share, one.kind) for one in store.model_history(*KEYBOARD)[2:]]
     back = "roll-back"

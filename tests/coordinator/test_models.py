@@ -175,7 +175,9 @@ def test_versions_are_released_promoted_and_rolled_back(store, released):
     assert store.models() == [model_of(3, 2, 0.05, 1)]
     assert store.roll_back_model(*KEYBOARD).number == 1
     assert store.models() == [model_of(3, 1, 1.0)]
-    assert store.roll_back_model(*KEYBOARD, by="erin").share == 0
+    with pytest.raises(InvalidModel, match=r"no version was before version 1: .* say --withdraw"):
+        store.roll_back_model(*KEYBOARD)
+    assert store.roll_back_model(*KEYBOARD, withdraw=True, by="erin").share == 0
     assert store.models() == [model_of(3, 1, 0.0)]
     done = [(one.number, one.share, one.kind, one.actor) for one in store.model_history(*KEYBOARD)]
     rolled_out = [(1, 1.0, "promote", STORE), (2, 0.05, "promote", STORE), (1, 1.0, "roll-back", STORE)]

@@ -98,7 +98,8 @@ def test_a_trained_model_is_released_and_promoted_step_by_step(served, trained, 
     assert [(one["current"], one["share"], one["others"]) for one in listed] == [(2, 0.2, 1)]
     done = said(in_process("model", "roll-back", "keyboard", "--json", *there))
     assert (done["number"], done["share"], done["kind"]) == (1, 1.0, "roll-back")
-    assert said(in_process("model", "roll-back", "keyboard", "--json", *there))["share"] == 0
+    assert "--withdraw" in failure(in_process("model", "roll-back", "keyboard", *there))[1]
+    assert said(in_process("model", "roll-back", "keyboard", "--withdraw", "--json", *there))["share"] == 0
     assert failure(in_process("model", "roll-back", "keyboard", *there))[0] is InvalidModel
     numbers = [one["number"] for one in said(in_process("model", "history", "keyboard", "--json", *there))]
     assert numbers == [1, 1, 1, 1, 2, 1, 1]

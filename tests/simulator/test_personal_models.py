@@ -211,7 +211,9 @@ def test_a_trained_model_is_released_predicts_and_gets_personal(tmp_path, coordi
                 assert_predicts(opened, model, params)
             store.roll_back_model(*MODEL)
             assert (opened.refresh(), opened.version) == (True, 1)
-            assert store.roll_back_model(*MODEL).share == 0  # no version was before it, so it is withdrawn
+            assert (
+                store.roll_back_model(*MODEL, withdraw=True).share == 0
+            )  # no version was before it, so it is withdrawn
             assert (opened.refresh(), opened.version) == (False, 1)
             late = Device(
                 local.url, "p", tmp_path / "mine.npz", tmp_path / "late", policy=Policy(signers=(key.signer,))
