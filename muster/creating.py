@@ -277,4 +277,5 @@ def release_facts(release: Signed) -> dict[str, object]:
     until = datetime.fromtimestamp(decoded.expires_at, UTC).isoformat(sep=" ", timespec="seconds")
     evaluation = {} if decoded.evaluation is UNSET else {"evaluation": decoded.evaluation.plan}
     facts = {"signer": release.signer, "counter": decoded.counter, "expires": until, "lineage": decoded.lineage}
-    return facts | evaluation
+    target = {} if decoded.bounds.target is UNSET else {"where": decoded.bounds.target}
+    return facts | target | evaluation

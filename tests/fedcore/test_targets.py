@@ -92,7 +92,7 @@ def test_the_canonical_text_and_the_words_of_a_target(text, canonical, words):
         ("region = 'eu", "column 10: a quote that does not end"),
         ("region = ''", "column 10: its value must have 1 to 64 bytes, not 0"),
         (f"region = {'x' * 65}", "column 10: its value must have 1 to 64 bytes, not 65"),
-        ("region = 'a\tb'", "column 10: its value may not hold control characters"),
+        ("region = 'a\tb'", "column 10: its value must be text without control characters"),
         ("region = a\\b", r"column 11: a '\\'"),
         (" " * (LONGEST_TARGET + 1), f"column {LONGEST_TARGET + 1}: a target has {LONGEST_TARGET} characters at most"),
         ("a='&'or " * 124 + "a='&'", "written out, the target has 1"),

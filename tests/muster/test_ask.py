@@ -18,6 +18,7 @@ from coordinator.rules.task_settings import TaskSettings
 from coordinator.store.tasks import open_coordinator_store
 from fedcore.errors import QuestionError
 from fedcore.plan import Field
+from fedcore.release import decode_release
 from fedcore.signing import SigningKey
 from muster.asking import Terms, Unanswered, compiled, fields_in, fields_of, parse_field
 from simulator import datasets
@@ -182,6 +183,7 @@ def test_a_question_for_the_key_holder_is_asked_by_printed_commands(tmp_path, co
     monkeypatch.chdir(tmp_path)
     SigningKey.new(tmp_path / "release.pem")
     words = ("labels", "y", "MAX", "9", "ROWS", "PER", "DEVICE", "--population", "phones", *FIELDS[4:])
+    words = (*words, "--where", "region = eu and app_version >= 3.2")
     with coordinators.local(tmp_path, secure=True) as local:
         written = in_process("ask", *words, "--goal", 30, "--secagg", "--bits", 12, "--write", "question", *near(local))
         assert written.exit_code == 0, written.output
@@ -196,6 +198,7 @@ def test_a_question_for_the_key_holder_is_asked_by_printed_commands(tmp_path, co
     assert isinstance(done.exception, Unanswered)
     assert (task.settings.goal, task.settings.minimum, task.settings.secagg.bits) == (30, 20, 12)
     assert task.release.signer == SigningKey.load(tmp_path / "release.pem").signer
+    assert decode_release(task.release.text).bounds.target == task.settings.where == words[-1]
     assert task.name.startswith("question: How many examples have each value of y")
 
 

@@ -96,13 +96,20 @@ def test_a_trained_model_is_released_and_promoted_step_by_step(served, trained, 
     assert said(in_process("model", "promote", "keyboard", "--share", "20%", "--json", *here))["number"] == 2
     listed = said(in_process("model", "list", "--json", *there))
     assert [(one["current"], one["share"], one["others"]) for one in listed] == [(2, 0.2, 1)]
+    beta = ["--share", "100%", "--where", "ring=beta"]
+    assert (
+        "100 % of the devices whose ring is beta are given version 2"
+        in in_process("model", "promote", "keyboard", *beta, *there).output
+    )
+    assert said(in_process("model", "history", "keyboard", "--json", *here))[-1]["target"] == "ring = beta"
+    assert "devices whose ring is beta" in in_process("model", "show", "keyboard", *here).output
     done = said(in_process("model", "roll-back", "keyboard", "--json", *there))
     assert (done["number"], done["share"], done["kind"]) == (1, 1.0, "roll-back")
     assert "--withdraw" in failure(in_process("model", "roll-back", "keyboard", *there))[1]
     assert said(in_process("model", "roll-back", "keyboard", "--withdraw", "--json", *there))["share"] == 0
     assert failure(in_process("model", "roll-back", "keyboard", *there))[0] is InvalidModel
     numbers = [one["number"] for one in said(in_process("model", "history", "keyboard", "--json", *there))]
-    assert numbers == [1, 1, 1, 1, 2, 1, 1]
+    assert numbers == [1, 1, 1, 1, 2, 2, 1, 1]
     for words in (["list"], ["show", "keyboard"], ["history", "keyboard"]):
         for more in ([], ["--json"]):
             shown = [in_process("model", *words, *more, *where).output for where in (here, there)]
@@ -174,6 +181,7 @@ def test_a_version_can_forbid_the_older_ones(served, trained, key):
     [
         (["promote", "keyboard@9", "--share", "5%"], UnknownModel, "version 9 of model 'keyboard' was not released"),
         (["promote", "keyboard", "--share", "500%"], InvalidModel, "a share of 5 of the devices cannot be"),
+        (["promote", "keyboard", "--share", "5%", "--where", "a >"], InvalidModel, "on labels; column 4: here must be"),
         (["promote", "camera", "--share", "5%"], UnknownModel, "there is no model 'camera'; `muster model list`"),
         (["roll-back", "keyboard"], UnknownModel, "no version of the model was rolled out yet"),
         (["roll-back", "keyboard", "--to", "1", "--population", "far"], UnknownModel, "in population 'far'"),
