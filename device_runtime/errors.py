@@ -354,8 +354,8 @@ class Phases:
 class SessionFacts(msgspec.Struct, frozen=True, kw_only=True):
     """The facts of a session that outcome and journal share.
 
-    `task` is empty when there was no assignment, and `model NAME` where a model became personal. `cut`: texts that were
-    longer than the plan's tokens.
+    `task` is empty when there was no assignment, and `model NAME` where a model became personal. `target`: the task's
+    expression on labels, safe to show. `cut`: texts that were longer than the plan's tokens.
     """
 
     outcome: str
@@ -364,6 +364,7 @@ class SessionFacts(msgspec.Struct, frozen=True, kw_only=True):
     task: str = ""
     round: int = 0
     attempt: int = 0
+    target: str = ""
     examples: int = 0
     steps: int = 0
     cut: int = 0

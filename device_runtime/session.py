@@ -367,9 +367,7 @@ class _Session:
             self._record.note(detail=unsupported(trainer.format, answer.formats), retryable="permanent")
 
     def _note_assignment(self, assignment: Assignment) -> None:
-        self._record.note(
-            task=assignment.task, round=assignment.round, attempt=assignment.attempt, slot=assignment.slot
-        )
+        numbers = {"round": assignment.round, "attempt": assignment.attempt, "slot": assignment.slot}
+        self._record.note(task=assignment.task, target=visible(assignment.target or ""), **numbers)
         told = {"purpose": errors.plain(assignment.purpose or ""), "masked": assignment.secagg is not None}
-        told["target"] = visible(assignment.target or "")
         self._record.know(assignment=assignment.assignment, plan_sha256=assignment.plan.sha256, **told)

@@ -272,9 +272,9 @@ class Entry(SessionFacts, frozen=True, kw_only=True):
     model was trained for this device alone. Some entries belong to no session: "state-replaced" (a damaged state
     database was set aside), "kept" and "dropped" (a report, or work), "model-refused" (a release of a model, or what it
     names), and "personal-dropped" (the personal parameters of a model).
-    plan and plan_sha256 name what was executed; `purpose` is the operator's sentence on the task, and `target` its
-    expression on labels; `receipt` is the digest of the report that was counted, masked or not; `result` the signed
-    message, in hex, with which a secure aggregation ended.
+    plan and plan_sha256 name what was executed, and `purpose` is the operator's sentence on the task; `receipt` is the
+    digest of the report that was counted, masked or not; `result` the signed message, in hex, with which a secure
+    aggregation ended.
     `question`: what the plan asked, if it did; `numbers`: how many the report has, 0 before it is made; `masked`:
     whether reports of the round are. `told` says in words what became of a question.
     `times`: so many equal sessions in a row without work share one entry, with the bytes of all, and `closed` and
@@ -290,7 +290,6 @@ class Entry(SessionFacts, frozen=True, kw_only=True):
     plan: str = ""
     plan_sha256: str = ""
     purpose: str = ""
-    target: str = ""
     compute_s: float = 0.0
     receipt: str = ""
     result: str = ""

@@ -13,6 +13,7 @@ from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 from device_runtime.config import secret_in
+from fedcore.labels import labels_of
 from simulator.fleet.browsers import CAPABILITIES, base64_of, chromium, fields, run_session
 
 
@@ -20,6 +21,7 @@ def main():
     parser = argparse.ArgumentParser()
     for name in ("page", "coordinator", "population", "examples", "state", "policy", "enrolment-secret-file"):
         parser.add_argument(f"--{name}", required=True)
+    parser.add_argument("--label", action="append")
     given = parser.parse_args()
     state = Path(given.state)
     state.mkdir(parents=True, exist_ok=True)
@@ -28,6 +30,7 @@ def main():
         "population": given.population,
         "policy": json.loads(Path(given.policy).read_text()),
         "examples": fields(Path(given.examples)),
+        "labels": labels_of(given.label or []),
         "secret": base64_of(secret_in(given.enrolment_secret_file)),
     }
     profile = state / "profile"

@@ -18,7 +18,7 @@ from tests.device_runtime.pages import build
 PATIENCE_S = 120
 PLACES = (
     "--coordinator {coordinator} --population {population} --examples {examples} --state {state} "
-    "--enrolment-secret-file {secret}"
+    "--enrolment-secret-file {secret} --label app_version=3.2.1 --label region=eu"
 )
 SECRET = b"only devices and who enrols them know this"
 

@@ -35,6 +35,22 @@ def check_in_says_no_more_than_it_must(coordinator, device):
     assert memory_mb is None or memory_mb & (memory_mb - 1) == 0
 
 
+@promise("2", "a device tells of its app's labels those that its owner lists, and none where no list is", brief=True)
+def tells_the_labels_that_its_owner_lists(coordinator, device):
+    for listed in ({}, {"labels": ["region", "ring"]}, {"labels": ["region", "app_version"]}):
+        ended(device.session(**listed), "reported")
+    told = [{}, {"region": "eu"}, {"region": "eu", "app_version": "3.2.1"}]
+    assert [hello.labels or {} for hello in coordinator.checkins] == told
+
+
+@promise("4", "a device shows its owner the target of the work that it joined, and evaluates none")
+def shows_the_target(coordinator, device):
+    coordinator.lies = {"target": "region = us and \u202eodd"}
+    outcome = device.session(labels=["region"])
+    ended(outcome, "reported")
+    assert outcome["target"] == "region = us and \\u202eodd"
+
+
 @promise("3", "a rejection ends the session, and nothing more is asked")
 def is_rejected(coordinator, device):
     coordinator.faults["check-in"] = [answer(encode(Rejected("resting", WINDOW)))]

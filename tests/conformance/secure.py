@@ -200,6 +200,19 @@ def refuses_a_smaller_sum_than_released(coordinator, device):
     assert said(coordinator) == []
 
 
+@promise("8", "a target that is not the release's is refused before it trains: secagg-refused")
+def refuses_another_target(coordinator, device):
+    invite(coordinator)
+    for released, target in ((UNSET, "region = eu"), ("region = eu", UNSET), ("region = eu", "region = us")):
+        coordinator.release = releasing(bounds=replace_struct(BOUNDS, target=released))
+        coordinator.lies = {"target": target}
+        outcome = device.session(**TRUST)
+        ended(outcome, "aborted", "secagg-refused")
+        assert (said(coordinator), outcome.get("steps", 0)) == ([], 0)
+    coordinator.lies = {"target": "region = eu"}
+    ended(device.session(**TRUST), "reported")
+
+
 @promise("8", "a coordinator that says a message again, in the place of the next one, gets no answer")
 def answers_nothing_twice(coordinator, device):
     invite(coordinator)

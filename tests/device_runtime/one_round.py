@@ -2,9 +2,9 @@
 
     python -m tests.device_runtime.one_round FOLDER
 
-The first line of output is its URL, for the population `phones`. Where the folder has the file `android.toml`, only
-phones by it are taken. Once standard input ends, the next line has the metrics and the number of reports of each
-committed round, as JSON.
+The first line of output is its URL, for devices of population `phones` that tell an `app_version` of 3.2 or newer.
+Where the folder has the file `android.toml`, only phones by it are taken. Once standard input ends, the next line has
+the metrics and the number of reports of each committed round, as JSON.
 """
 
 import json
@@ -29,7 +29,7 @@ def main(folder: Path) -> None:
     android = folder / "android.toml"
     attested = {"android_file": android, "accept_unattested": False} if android.exists() else {}
     with local_coordinator(folder, **attested) as local:
-        settings = TaskSettings(population="phones", goal=1, rounds=1, over_selection=1.0)
+        settings = TaskSettings(population="phones", goal=1, rounds=1, over_selection=1.0, where="app_version >= 3.2")
         task = local.store.register_task(bundle, settings).id
         print(local.url, flush=True)
         sys.stdin.read()

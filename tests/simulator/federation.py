@@ -60,12 +60,13 @@ def federated(
     hold_out=None,
     page=None,
     silence_s=None,
+    where="",
 ):
     """Rounds of seeded cohorts on a fleet whose files are in `folder`, and their distance from the engines' models.
 
     backends: the runtime for every format; devices of a cohort alternate in them, and in `archs`, unless `kinds` says
     what they are. hold_out: of the plan's examples. page: the folder of the page that the coordinator serves.
-    silence_s: how long a device may be silent, if not as long as the coordinator would allow.
+    silence_s: how long a device may be silent, if not as long as the coordinator would allow. where: the task's target.
     """
     compression = Compression.parse(compress)
     how = {"compression": compression, "hold_out": hold_out}
@@ -84,6 +85,7 @@ def federated(
             over_selection=1.0,
             seed=SEED,
             secagg=secagg,
+            where=where,
             clients=len(users) if moves_by_participation(algorithm) else None,
         )
         key = SigningKey.new(folder / "release.pem")

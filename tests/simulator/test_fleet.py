@@ -214,6 +214,19 @@ def test_devices_that_are_refused_do_not_end_a_fleet_in_which_others_work(task, 
     assert set(summary.by_kind[kinds[1].name]) <= {"rejected: unsupported-format", "rejected: no-task"}
 
 
+def test_only_devices_whose_labels_match_a_target_take_part(task, servers, tmp_path):
+    users, _ = datasets.users("digits", None, 6)
+    kinds = tuple(Kind(name=version, labels=(f"app_version={version}:1",)) for version in ("3.10", "3.1"))
+    with task(goal=2, over_selection=1.0, where="app_version >= 3.2") as (store, url, task_id):
+        summary = fleet(tmp_path, url, users, concurrency=6, kinds=(*kinds, Kind(name="silent"))).run(servers=servers)
+        assert store.task(task_id).state is TaskState.COMPLETED
+    assert summary.by_kind["3.10"]["reported"] == 4
+    for other in ("3.1", "silent"):
+        assert set(summary.by_kind[other]) <= {"rejected: not-eligible", "rejected: no-task"}
+    entries = read_journal(state_folder(tmp_path / "devices", min(summary.participants)))
+    assert {entry.target for entry in entries if entry.task} == {"app_version >= 3.2"}
+
+
 @pytest.fixture
 def run_faulty(task, servers, tmp_path):
     """Four sessions of devices of one kind: their summary, the seats of round 1, and the devices' journals."""

@@ -152,7 +152,7 @@ def test_labels_that_no_devices_can_draw_are_refused(settings, words):
         ForecastConfig(**settings)
 
 
-def test_only_devices_that_match_the_target_take_part_and_silent_ones_are_counted_apart():
+def test_only_matching_devices_take_part_and_silent_ones_count_apart():
     labels = ("region=eu:0.3", "region=us:0.5", "app_version=3.10:0.5")
     config = ForecastConfig(devices=2000, labels=labels, **PATIENT | {"goal": 5})
     sets, own = draw_label_sets(config.shares, 2000, config.seed)

@@ -318,6 +318,7 @@ public class Muster internal constructor(
         private var coordinator = ""
         private var population = ""
         private var policy = Policy()
+        private var labels = emptyMap<String, String>()
         private var requirements = Requirements()
         private var attester: Attester? = null
         private var periodMinutes = LEAST_MINUTES
@@ -333,6 +334,9 @@ public class Muster internal constructor(
 
         /** The owner's policy, which no coordinator can change. */
         public fun policy(policy: Policy): Builder = apply { this.policy = policy }
+
+        /** What the app says of the device, such as its version, of which it tells those that its policy lists: up to 16. */
+        public fun labels(labels: Map<String, String>): Builder = apply { this.labels = labels.toMap() }
 
         /** When the system's sessions run: by default while the phone charges, is not in use and has a network that costs nothing. */
         public fun requirements(requirements: Requirements): Builder = apply { this.requirements = requirements }
@@ -352,17 +356,18 @@ public class Muster internal constructor(
         /** Let calls wait on the app's main thread: for tests, which Robolectric runs there. */
         public fun allowMainThread(): Builder = apply { mayWait = { } }
 
-        /** Throws [ConfigException] for a coordinator that is none. It opens nothing yet. */
+        /** Throws [ConfigException] for a coordinator or labels that are none. It opens nothing yet. */
         public fun build(): Muster {
             val url = coordinator.toHttpUrlOrNull() ?: throw ConfigException("coordinator: it must be a URL such as https://fl.example")
             if (population.isEmpty()) throw ConfigException("coordinator: a population is missing")
             val (listener, check) = warn to mayWait
             val http = client ?: OkHttpClient()
-            val (evidence, rules, folder) = Triple(attester, policy, File(context.noBackupFilesDir, FOLDER))
+            val (evidence, folder) = attester to File(context.noBackupFilesDir, FOLDER)
+            val (rules, stated) = policy to labels
             return Muster(
                 context, requirements, periodMinutes, { telling(listener, it) }, check,
                 newPhone = { Phone(context, folder, evidence, http, check) },
-                newConfig = { SessionConfig(url, population, rules) },
+                newConfig = { SessionConfig(url, population, rules, labels = stated) },
             )
         }
     }

@@ -65,6 +65,12 @@ class AppTest {
     }
 
     @Test
+    fun `labels that a device may not have are refused when it is built`() {
+        val error = assertThrows(ConfigException::class.java) { builder().labels(mapOf("Region" to "eu")).build() }
+        assertTrue(error.message, "label \"Region\"" in error.message!!)
+    }
+
+    @Test
     fun `a Worker calls one function, which honours the time to return`() =
         using { muster ->
             runBlocking {

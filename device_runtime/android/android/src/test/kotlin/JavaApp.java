@@ -19,6 +19,7 @@ public final class JavaApp {
             Muster.builder(context)
                 .coordinator("http://127.0.0.1:9", "phones")
                 .policy(Policy.of("{\"per_day\": {\"sessions\": 4}, \"min_cohort\": 2}"))
+                .labels(Collections.singletonMap("app_version", "3.2.1"))
                 .requirements(new Requirements(false, false, false))
                 .attester(new KeyAttestation())
                 .every(60)

@@ -26,6 +26,8 @@ class DigitsApp : Application(), MusterProvider {
         Muster.builder(this)
             .coordinator(coordinator, "phones")
             .attester(KeyAttestation())
+            .policy(Policy(labels = setOf("app_version")))
+            .labels(mapOf("app_version" to "3.10", "region" to "eu"))
             .allowMainThread()
             .requirements(Requirements(charging = false, idle = false, unmetered = false, minFreeStorageBytes = 0))
             .build()
@@ -33,8 +35,8 @@ class DigitsApp : Application(), MusterProvider {
 }
 
 /**
- * The system's job takes part in a round of a real coordinator, which takes attested phones only, with examples of the app and keys
- * of the keystore.
+ * The system's job takes part in a round of a real coordinator, which takes attested phones with new enough an app only, with examples
+ * of the app and keys of the keystore.
  */
 @RunWith(RobolectricTestRunner::class)
 @Config(manifest = Config.NONE, sdk = [35], application = DigitsApp::class)
@@ -68,6 +70,7 @@ class RoundTest {
             while (app.muster.journal().isEmpty()) Thread.sleep(20)
             val entry = app.muster.journal().single()
             assertEquals(entry.toString(), Ending.REPORTED, entry.outcome?.ending)
+            assertEquals("app_version >= 3.2", entry.outcome?.target)
             process.outputStream.close()
             val committed = Json.parse(output.readLine(), "rounds").list { it }.single()
             assertEquals(1, committed["reported"].size())

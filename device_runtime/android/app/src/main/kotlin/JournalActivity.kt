@@ -45,7 +45,8 @@ class JournalActivity : Activity() {
         val flags = DateUtils.FORMAT_SHOW_DATE or DateUtils.FORMAT_SHOW_TIME
         val time = entry.at?.let { DateUtils.formatDateTime(this, it.toEpochMilli(), flags) }.orEmpty()
         val ended = entry.outcome
-        val facts = listOfNotNull(ended?.task, ended?.ending?.text ?: entry.kind.text, ended?.reason, entry.detail).filter { it.isNotEmpty() }
-        return "$time\n${facts.joinToString(" · ")}"
+        val whom = ended?.target?.ifEmpty { null }?.let { "for devices with $it" }
+        val facts = listOfNotNull(ended?.task, whom, ended?.ending?.text ?: entry.kind.text, ended?.reason, entry.detail)
+        return "$time\n${facts.filter { it.isNotEmpty() }.joinToString(" · ")}"
     }
 }

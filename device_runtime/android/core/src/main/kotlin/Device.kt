@@ -16,6 +16,8 @@ import kotlin.concurrent.withLock
  *
  * @property waitS seconds to wait to be selected
  * @property stop once it is set, the session gives up at once
+ * @property labels what the app says of the device, of which it tells those that its policy lists: up to 16
+ * @throws ConfigException for labels that a device may not have
  */
 public class SessionConfig @JvmOverloads constructor(
     public val coordinator: HttpUrl,
@@ -23,14 +25,19 @@ public class SessionConfig @JvmOverloads constructor(
     public val policy: Policy = Policy(),
     public val waitS: Double = 30.0,
     public val stop: Stop = Stop(),
+    public val labels: Map<String, String> = emptyMap(),
 ) {
+    init {
+        checkLabels(labels)
+    }
+
     internal val place = Place(coordinator, population, policy)
 
     /** Hears how far a session is, on its thread. It must not throw. */
     internal var progress: (Progress) -> Unit = {}
 
     /** The same, which another request stops. */
-    internal fun stoppedBy(stop: Stop) = SessionConfig(coordinator, population, policy, waitS, stop).also { it.progress = progress }
+    internal fun stoppedBy(stop: Stop) = SessionConfig(coordinator, population, policy, waitS, stop, labels).also { it.progress = progress }
 }
 
 /** Gives a platform to one piece of work after the other. */

@@ -35,6 +35,7 @@ private fun textOf(one: Enum<*>) = one.name.lowercase(Locale.ROOT).replace('_', 
  *
  * @property reason the name of the rule or error, as [DeviceException.reason] or the coordinator has it; empty after a report
  * @property detail the same in words
+ * @property target the task's expression on labels, safe to show; empty where any device may take part
  * @property question what the plan asked, as one line that is safe to show; null where it asks nothing
  * @property numbers numbers in the report; 0 before it is made
  * @property told what became of a question, in words for the owner; empty where none was asked
@@ -50,6 +51,7 @@ public data class Outcome(
     val task: String = "",
     val round: Int = 0,
     val attempt: Long = 0,
+    val target: String = "",
     val secure: Boolean = false,
     val question: String? = null,
     val numbers: Int = 0,
@@ -68,8 +70,8 @@ public data class Outcome(
     internal fun members(): Map<String, Any?> =
         linkedMapOf(
             "outcome" to ending.text, "reason" to reason, "detail" to detail, "device" to device, "task" to task, "round" to round,
-            "attempt" to attempt, "secure" to secure, "question" to question, "numbers" to numbers, "told" to told,
-            "examples" to examples, "steps" to steps, "cut" to cut, "bytes_up" to bytesUp, "bytes_down" to bytesDown,
+            "attempt" to attempt, "target" to target, "secure" to secure, "question" to question, "numbers" to numbers,
+            "told" to told, "examples" to examples, "steps" to steps, "cut" to cut, "bytes_up" to bytesUp, "bytes_down" to bytesDown,
             "retry" to retry?.let { mapOf("min_s" to it.minS, "max_s" to it.maxS) }, "retryable" to retryable?.let(::textOf),
         )
 
@@ -113,7 +115,7 @@ public class Entry internal constructor(internal val members: Map<String, Any?>)
     private fun outcome(ending: Ending) =
         Outcome(
             ending, text("reason"), text("detail"), text("device"), text("task"), whole("round").toInt(), whole("attempt"),
-            members["secure"] == true, members["question"] as? String, whole("numbers").toInt(), text("told"), whole("examples").toInt(),
+            text("target"), members["secure"] == true, members["question"] as? String, whole("numbers").toInt(), text("told"), whole("examples").toInt(),
             whole("steps").toInt(), whole("cut").toInt(), whole("bytes_up"), whole("bytes_down"), retry(),
             Outcome.Retryable.entries.find { textOf(it) == text("retryable") },
         )

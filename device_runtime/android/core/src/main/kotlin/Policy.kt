@@ -29,6 +29,7 @@ public data class Questions(val allowed: Boolean = true, val perWeek: Long? = nu
 public data class Policy(
     val populations: Set<String>? = null,
     val collections: Set<String>? = null,
+    val labels: Set<String> = emptySet(),
     val signers: Set<String> = emptySet(),
     val minCohort: Long = 1,
     val minNoiseMultiplier: Double = 0.0,
@@ -46,6 +47,7 @@ public data class Policy(
     init {
         if (populations?.isEmpty() == true) bad("populations", "it must name one or more, or be null")
         if (collections?.isEmpty() == true) bad("collections", "it must name one or more, or be null")
+        labels.forEach(::checkLabelName)
         if (minCohort < 1) bad("min_cohort", "it must be 1 or more")
         if (!(minNoiseMultiplier >= 0 && minNoiseMultiplier.isFinite())) bad("min_noise_multiplier", "it must be 0 or more")
         signers.forEach { checkKey("signers", it) }
@@ -59,7 +61,7 @@ public data class Policy(
     public companion object {
         private val KEYS =
             setOf(
-                "populations", "collections", "signers", "min_cohort", "min_noise_multiplier", "require_secure_aggregation",
+                "populations", "collections", "labels", "signers", "min_cohort", "min_noise_multiplier", "require_secure_aggregation",
                 "require_release_log", "unsigned_programs", "require_https", "authority", "authority_url", "cache_bytes",
                 "state_bytes", "per_day", "plan", "questions",
             )
@@ -83,6 +85,7 @@ public data class Policy(
             return Policy(
                 populations = json.nullable("populations")?.names(),
                 collections = json.nullable("collections")?.names(),
+                labels = json.optional("labels")?.names() ?: default.labels,
                 signers = json.optional("signers")?.names() ?: default.signers,
                 minCohort = json.optional("min_cohort")?.count() ?: default.minCohort,
                 minNoiseMultiplier = json.optional("min_noise_multiplier")?.amount() ?: default.minNoiseMultiplier,

@@ -7,6 +7,7 @@ import dev.muster.device.ConfigException
 import dev.muster.device.Device
 import dev.muster.device.DeviceException
 import dev.muster.device.Ending
+import dev.muster.device.Json
 import dev.muster.device.Outcome
 import dev.muster.device.Policy
 import dev.muster.device.SessionConfig
@@ -33,6 +34,7 @@ private val HELP =
                          folder; without one, any plan of a plain round, no secure round]
       --enrolment-secret-file FILE
                          a file with the secret that coordinator and authority want devices to know  [none]
+      --label NAME=VALUE what this device is, such as region=eu: told if the policy's labels list the name; may be repeated
       --once             run one session and end
       --json             print outcomes as JSON, one on a line
       --help             print this
@@ -40,7 +42,8 @@ private val HELP =
     With --once the exit code is 0 when the session reported, 75 when there was no work now, and 1 when it failed. It is 2 for
     an option, a policy or examples that are none.
     """.trimIndent()
-private val NAMED = setOf("--coordinator", "--population", "--examples", "--state", "--policy", "--enrolment-secret-file")
+private val NAMED =
+    setOf("--coordinator", "--population", "--examples", "--state", "--policy", "--enrolment-secret-file", "--label")
 private val FLAGS = setOf("--once", "--json")
 
 /** The bytes around a secret that are none of it, as in Python. */
@@ -70,7 +73,8 @@ private class Given(val config: SessionConfig, val examples: File, val state: Fi
     companion object {
         fun of(words: List<String>): Given {
             if (words[0] != "run") throw ConfigException("there is no command ${words[0]}, but `run`; --help says more")
-            val values = valuesOf(words.drop(1))
+            val pairs = pairsOf(words.drop(1))
+            val values = pairs.toMap()
             val missing = listOf("--coordinator", "--population", "--examples").filter { it !in values }
             if (missing.isNotEmpty()) throw ConfigException("missing: ${missing.joinToString()}; --help says more")
             val examples = File(values.getValue("--examples"))
@@ -78,26 +82,41 @@ private class Given(val config: SessionConfig, val examples: File, val state: Fi
             if (!isThere) throw ConfigException("there are no examples at $examples: an .npz file is wanted, or a folder of them")
             val state = File(values["--state"] ?: "device")
             val policy = policyIn(values["--policy"]?.let(::File), state)
-            val config = SessionConfig(addressOf(values.getValue("--coordinator")), values.getValue("--population"), policy)
+            val labels = labelsOf(pairs.filter { it.first == "--label" }.map { it.second })
+            val address = addressOf(values.getValue("--coordinator"))
+            val config = SessionConfig(address, values.getValue("--population"), policy, labels = labels)
             return Given(config, examples, state, values["--enrolment-secret-file"]?.let(::File), "--once" in values, "--json" in values)
         }
     }
 }
 
-private fun valuesOf(words: List<String>): Map<String, String> {
-    val values = HashMap<String, String>()
+/** Labels of texts such as `region=eu`. */
+private fun labelsOf(texts: List<String>): Map<String, String> {
+    val labels = HashMap<String, String>()
+    for (text in texts) {
+        val (name, value) = text.split("=", limit = 2).let { it[0] to it.getOrNull(1) }
+        if (value == null) throw ConfigException("label ${Json.write(text)} is not like region=eu")
+        if (labels.put(name, value) != null) throw ConfigException("label $name is given twice")
+    }
+    return labels
+}
+
+/** The options with their values, in order. */
+private fun pairsOf(words: List<String>): List<Pair<String, String>> {
+    val pairs = ArrayList<Pair<String, String>>()
     val rest = words.iterator()
     while (rest.hasNext()) {
         val (name, inline) = rest.next().split("=", limit = 2).let { it[0] to it.getOrNull(1) }
-        values[name] =
+        val value =
             when {
                 name in FLAGS && inline == null -> ""
                 name in NAMED && (inline != null || rest.hasNext()) -> inline ?: rest.next()
                 name in NAMED -> throw ConfigException("$name needs a value; --help says more")
                 else -> throw ConfigException("there is no option $name; --help says more")
             }
+        pairs += name to value
     }
-    return values
+    return pairs
 }
 
 private fun addressOf(coordinator: String): HttpUrl {

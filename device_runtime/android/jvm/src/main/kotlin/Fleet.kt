@@ -29,8 +29,9 @@ private fun outcomeOf(start: Json): Map<String, Any?>? =
         val secret = start.nullable("enrolment_secret")?.let { secretIn(File(it.text())) }
         JvmPlatform(File(start["state"].text()), NpzExamples(File(start["examples"].text())), secret).use { platform ->
             val policy = start.nullable("policy")?.let { Policy.of(Json.write(it.value)) } ?: Policy()
-            val address = start["coordinator"].text().toHttpUrl()
-            runSession(platform, SessionConfig(address, start["population"].text(), policy, start["wait_s"].number())).members()
+            val (address, labels) = start["coordinator"].text().toHttpUrl() to start["device"]["labels"].map { it.text() }
+            val config = SessionConfig(address, start["population"].text(), policy, start["wait_s"].number(), labels = labels)
+            runSession(platform, config).members()
         }
     } catch (error: Exception) {
         error.printStackTrace()

@@ -116,6 +116,9 @@ internal class Guard(private val platform: Platform, private val place: Place, p
     /** The counts of examples in collections that a coordinator may know. */
     fun visible(counts: Map<String, Int>): Map<String, Int> = counts.filterKeys(::shows)
 
+    /** The labels that a coordinator may know. */
+    fun told(labels: Map<String, String>): Map<String, String> = labels.filterKeys { it in policy.labels }
+
     /** Whether a plan may train on a collection, and a coordinator may know its number of examples. */
     fun shows(collection: String): Boolean = policy.collections?.contains(collection) ?: true
 

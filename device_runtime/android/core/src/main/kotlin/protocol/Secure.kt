@@ -186,6 +186,9 @@ internal fun checkInvitation(invite: Invite, given: Assignment, layout: ReportLa
         "the invitation is for another task or round than the assignment"
     }
     demand(!hasCodecs(layout) || release.seed == given.seed) { "the report's codecs have another seed than the released one" }
+    demand(given.target == bounds.target) {
+        "the assignment is for ${wanted(given.target)}, and the release is for ${wanted(bounds.target)}"
+    }
     demand(invite.minSum >= bounds.minSum) {
         "the sum may be over ${invite.minSum} devices, the release demands ${bounds.minSum}"
     }
@@ -195,6 +198,8 @@ internal fun checkInvitation(invite: Invite, given: Assignment, layout: ReportLa
         "the invitation's segments are not those of the plan's report under the release's bounds"
     }
 }
+
+private fun wanted(target: String?) = if (target == null) "any device" else "devices with $target"
 
 private fun checkNoise(invite: Invite, layout: ReportLayout, bounds: SumBounds) {
     val honest = leastHonest(invite.minSum, invite.nMax)

@@ -16,8 +16,15 @@ private const val MOST_COLLECTIONS = 64
 private const val MOST_NAME = 200
 private const val MOST_TASKS = 256
 
-/** The message of a check-in. token: that of the last rejection, if any. */
-internal fun checkInMessage(platform: Platform, place: Place, guard: Guard, now: Conditions, token: String?): Map<String, Any?> {
+/** The message of a check-in. token: that of the last rejection, if any. labels: those that its owner lets it tell. */
+internal fun checkInMessage(
+    platform: Platform,
+    place: Place,
+    guard: Guard,
+    now: Conditions,
+    token: String?,
+    labels: Map<String, String>,
+): Map<String, Any?> {
     val capabilities =
         mapOf(
             "runtime" to "muster-kotlin",
@@ -27,11 +34,12 @@ internal fun checkInMessage(platform: Platform, place: Place, guard: Guard, now:
             "secagg" to listOf("SA1"),
             "memory_mb" to platform.memoryBytes?.let(::roundedMb),
         )
+    val optional = mapOf("token" to token, "labels" to labels.ifEmpty { null }).filterValues { it != null }
     return mapOf(
         "capabilities" to capabilities,
         "examples" to statedExamples(guard.visible(platform.examples.counts())),
         "conditions" to statedConditions(now),
-    ) + statedVersions(platform.store, place) + (token?.let { mapOf("token" to it) } ?: emptyMap())
+    ) + statedVersions(platform.store, place) + optional
 }
 
 /** The conditions that a coordinator is told. Levels are rounded: exact ones would help to recognise a device. */

@@ -164,7 +164,7 @@ private class Session(private val platform: Platform, private val config: Sessio
         val now = platform.conditions()
         tell(Stage.CHECKING_IN)
         val unsettled = vectors.settleAll(transport::outcome)
-        val message = checkInMessage(platform, config.place, visit.guard, now, platform.store.get(tokenRow))
+        val message = checkInMessage(platform, config.place, visit.guard, now, platform.store.get(tokenRow), visit.guard.told(config.labels))
         val answer =
             when (val answer = transport.checkIn(config.population, message)) {
                 is Rejected -> return rejected(answer)
@@ -318,7 +318,11 @@ private class Session(private val platform: Platform, private val config: Sessio
     }
 
     private fun noteAssignment(given: Assignment) {
-        outcome = outcome.copy(task = given.task, round = given.round, attempt = given.attempt, secure = given.secagg != null)
+        outcome =
+            outcome.copy(
+                task = given.task, round = given.round, attempt = given.attempt, target = visible(given.target ?: ""),
+                secure = given.secagg != null,
+            )
     }
 
     private fun rejected(answer: Rejected) {

@@ -116,6 +116,7 @@ internal class Assignment(
     val overSelected: Boolean,
     val lostAfterS: Double?,
     val purpose: String,
+    val target: String?,
 ) {
     companion object {
         fun of(json: Json): Assignment {
@@ -144,6 +145,7 @@ internal class Assignment(
                 overSelected = json.optional("over_selected")?.flag() ?: false,
                 lostAfterS = json.nullable("lost_after_s")?.let { if (it.number() > 0) it.number() else it.wrong("a time above 0") },
                 purpose = json.optional("purpose")?.let(::purposeOf) ?: "",
+                target = json.optional("target")?.let(::targetOf),
             )
         }
 

@@ -23,6 +23,7 @@ private const val VERSION = 1L
 private const val SIGNATURE_BYTES = 64
 private const val MOST_SUCCESSORS = 16
 private const val MOST_NOISE = 1e6
+private const val MOST_TARGET = 1000
 
 /** What a model may be called: it is a part of URLs. */
 internal val MODEL_NAME = Regex("[a-z0-9][a-z0-9_-]{0,63}")
@@ -54,6 +55,12 @@ internal class Proof(val head: Signed, val position: Long, val path: ByteArray) 
     }
 }
 
+/** The text of a task's expression on labels, which a device compares and shows. */
+internal fun targetOf(json: Json): String {
+    val text = json.text()
+    return if (text.codePointCount(0, text.length) in 1..MOST_TARGET) text else json.wrong("1 to $MOST_TARGET letters")
+}
+
 /** The parameters of a secure round's sums, which only the release key can change. */
 internal class SumBounds(
     val clipNorm: Double,
@@ -62,6 +69,7 @@ internal class SumBounds(
     val minSum: Long,
     val noiseMultiplier: Double,
     val honest: Long,
+    val target: String?,
 ) {
     companion object {
         fun of(json: Json) =
@@ -72,6 +80,7 @@ internal class SumBounds(
                 minSum = json["min_sum"].count(),
                 noiseMultiplier = json["noise_multiplier"].run { if (number() in 0.0..MOST_NOISE) number() else wrong("0 to $MOST_NOISE") },
                 honest = json["honest"].count(),
+                target = json.optional("target")?.let(::targetOf),
             )
     }
 }

@@ -1,7 +1,10 @@
 package dev.muster.device.wire
 
+import dev.muster.device.ConfigException
 import dev.muster.device.FormatException
 import dev.muster.device.Json
+import dev.muster.device.Policy
+import dev.muster.device.checkLabels
 import dev.muster.device.items
 import dev.muster.device.plans.decodePlan
 import dev.muster.device.utf8
@@ -61,10 +64,30 @@ class MessagesTest {
         assertTrue(decodePlan(utf8(plan), 1).passes.size != decodePlan(utf8(plan), 2).passes.size)
     }
 
+    @Test
+    fun `the target of an assignment is a text of 1 to 1,000 characters`() {
+        assertEquals("𝟛".repeat(1000), read(messages["targeted_assignment"].text()).target)
+        assertNull(read(messages["good"]["assignment"].items()[0].text()).target)
+        for (bad in messages["bad_targets"].items()) assertThrows(FormatException::class.java) { read(bad.text()) }
+    }
+
+    @Test
+    fun `labels are taken up to their limits, and named beyond them`() {
+        val labels = vectors("device.json")["labels"]
+        for (good in labels["good"].items()) checkLabels(good.map { it.text() })
+        for (bad in labels["bad"].items()) {
+            val error = assertThrows(ConfigException::class.java) { checkLabels(bad.map { it.text() }) }
+            assertTrue("label" in error.message!!)
+        }
+        assertThrows(ConfigException::class.java) { checkLabels(mapOf("region" to "\ud800")) }
+        assertThrows(ConfigException::class.java) { Policy.of("""{"labels": ["Region"]}""") }
+        assertEquals(setOf("region"), Policy.of("""{"labels": ["region"]}""").labels)
+    }
+
     private fun facts(one: Assignment) =
         listOf(
             one.assignment, one.task, one.round, one.attempt, one.slot, one.seed, one.plan, one.checkpoint, one.reportWithinS, one.minimum,
-            one.secagg?.toList(), one.release, one.lineage, one.overSelected, one.lostAfterS, one.purpose,
+            one.secagg?.toList(), one.release, one.lineage, one.overSelected, one.lostAfterS, one.purpose, one.target,
         )
 
     private fun read(text: String) = assignmentOrRejected(Json.parse(text, "assignment")) as Assignment

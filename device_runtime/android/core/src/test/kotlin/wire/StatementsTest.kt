@@ -43,6 +43,8 @@ class StatementsTest {
         val release = verifiedRelease(signed("release"))
         assertEquals("phones", release.population)
         assertNull(release.seed)
+        assertNull(release.bounds.target)
+        assertEquals("region = eu", verifiedRelease(signed("targeted_release")).bounds.target)
         assertNull(release.evaluation)
         assertEquals(given["release"]["digest"].text(), signed("release").digest)
         assertEquals(device["messages"]["seed"].text(), verifiedRelease(signed("keyed_release")).seed.toString())
