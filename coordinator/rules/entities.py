@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from enum import StrEnum
-from typing import Annotated, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import msgspec
 
@@ -324,6 +324,11 @@ class Token:
     def signature(self) -> str:
         """The name of the token's user in the history."""
         return f"{self.role} {self.name}, token {self.id}" + (f", for {self.person}" if self.person else "")
+
+    @property
+    def kept(self) -> dict[str, Any]:
+        """All of it but the person, who is of one request."""
+        return {name: value for name, value in asdict(self).items() if name != "person"}
 
     @property
     def rights(self) -> str:

@@ -344,7 +344,7 @@ def list_tokens(db: Database = None, json: Json = False) -> None:
     with closing(Store(located(db).database, create=False)) as database:
         issued, now = tokens(database), time.time()
     if json:
-        emit([asdict(token) for token in issued])
+        emit([token.kept for token in issued])
     else:
         rows = [
             (token.id, token.name, token.role, token.of, token.state(now), at_utc(token.expires_at)) for token in issued
@@ -365,7 +365,7 @@ def revoke(
     with closing(Store(located(db).database, create=False)) as database:
         ended = end(database, token_id)
     shown = {"id": ended.id, "name": ended.name, "role": ended.role, "state": "revoked"}
-    answer(asdict(ended) if json else shown, json)
+    answer(ended.kept if json else shown, json)
 
 
 def _trial_of(settings: Settings) -> AbstractContextManager[Settings]:

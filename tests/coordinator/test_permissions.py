@@ -328,6 +328,9 @@ def test_what_crosses_populations_is_left_out_of_lists(world, admin, tmp_path, m
     monkeypatch.setenv("MUSTER_TOKEN", world.token("viewer of another population"))
     shown = in_process("task", "show", child, "--coordinator", world.urls.admin)
     assert "of a population that this token may not see" in " ".join(shown.stdout.split())
+    store.set_budget("tablets", 1.0, 1e-9)  # a population of which nothing else is there yet
+    budgets = [one.get(f"{PREFIX}/populations/tablets/budget").status_code for one in (far, near, whole)]
+    assert budgets == [404, 404, 200]
     pages = [{one["number"] for one in who.get(f"{PREFIX}/audit?after=0").json()} for who in (far, near, whole)]
     entries = store.audit(0, 1000)
     of = [{one.number for one in entries if one.population == name} for name in ("watches", "phones")]
@@ -422,9 +425,17 @@ def test_the_command_limits_a_token_and_names_what_is_not_there_yet(store, datab
     assert (token.populations, token.role, token.proxy) == (("phones", "watches"), "operator", False)
     assert "of phones, watches, until" in store.audit()[-1].detail
     assert "phones, watches" in in_process("coordinator", "tokens", "--db", database).stdout
+    (told,) = json.loads(in_process("coordinator", "tokens", "--db", database, "--json").stdout)
+    assert (told["populations"], "person" in told) == (["phones", "watches"], False)
     for wrong, why in (
         (("--population", ""), "can be no population"),
         (("--role", "metrics", "--population", "a"), "leave out"),
     ):
         assert why in str(in_process(*make, *wrong).exception)
     assert len(tokens(store.database)) == 1
+
+
+def test_that_nobody_looks_for_alerts_is_of_no_population(store, register):
+    register()
+    assert [one.kind for one in store.alerts()] == ["unwatched"]
+    assert store.limited(["phones"]).alerts() == []

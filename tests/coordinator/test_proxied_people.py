@@ -32,7 +32,7 @@ def named(token, *people):
 @pytest.fixture
 def proxy(store):
     """A proxy's token, as it is kept, and its text."""
-    return issue(store.database, "sso", Role.OPERATOR, proxy=True)
+    return issue(store.database, "sso", Role.OPERATOR, populations=["phones"], proxy=True)
 
 
 def test_the_audit_log_names_the_person_behind_the_proxy(store, register, locked, proxy):

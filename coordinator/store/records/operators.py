@@ -206,8 +206,7 @@ class TokenRecords(Part):
 
     def add(self, token: Token, sha256: str) -> None:
         """Write a token, by the hash of its secret."""
-        kept = {name: value for name, value in asdict(token).items() if name in tables.TOKENS.c}
-        self._connection.execute(insert(tables.TOKENS).values(**kept, sha256=sha256))
+        self._connection.execute(insert(tables.TOKENS).values(**token.kept, sha256=sha256))
 
     def find(self, token_id: str) -> tuple[Token, str] | None:
         """A token and the hash of its secret."""
