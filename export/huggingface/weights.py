@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -151,15 +151,15 @@ def read(folder: Path, vocabulary: int, tokens: int) -> Found | None:
     added = tokenizer.num_special_tokens_to_add(False)
     if added >= tokens:
         raise InvalidModel(f"{path} adds {added} tokens to every text; {tokens} leave no room, so ask for more tokens")
-    added_texts = _added_texts(tokenizer)
-    texts = (*TRIAL, *_own_texts(tokenizer), *added_texts[:ADDED])
+    own, added_texts = _own_texts(tokenizer), _added_texts(tokenizer)
+    texts = (*TRIAL, *own[:: len(own) // SAMPLES + 1], *added_texts[:ADDED])
     data = as_devices_know(tokenizer)
     try:
         check(data)
         check_added(tokenizer)
     except PlanRefused as error:
         raise InvalidModel(f"{path}: {error}; {AWAY}") from error
-    _check_whole(folder, tokenizer, (*texts, *added_texts[ADDED:]), vocabulary)
+    _check_whole(folder, tokenizer, (*texts, *own, *added_texts[ADDED:]), vocabulary)
     return Found(data, tuple((text, tuple(tokenizer.encode(text).ids)) for text in texts))
 
 
@@ -173,7 +173,8 @@ def _check_whole(folder: Path, tokenizer: Any, texts: Iterable[str], vocabulary:
     try:
         whole: Any = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
         other = whole.backend_tokenizer
-        tried = [(text, whole(text)) for text in (*texts, *_own_texts(other), *_added_texts(other))]
+        every = dict.fromkeys((*texts, *_own_texts(other), *_added_texts(other)))
+        tried = [(text, whole(text)) for text in every]
     except Exception as error:  # whatever the library raises for what it finds
         raise InvalidModel(f"{folder / FILE} is no tokenizer for transformers: {reason(error)}; {AWAY}") from error
     if whole.truncation_side == "left":
@@ -185,7 +186,7 @@ def _check_whole(folder: Path, tokenizer: Any, texts: Iterable[str], vocabulary:
             raise _another(folder, f"gives other tokens for {text!r}", kind)
         if any(found.get("token_type_ids", ())):
             raise InvalidModel(f"{folder / FILE} gives tokens types other than 0, which devices do not; {AWAY}")
-    # What shows in few texts, such as words that no merges make, is compared as it is written.
+    # What shows in no word, such as words that no merges make, is compared as it is written.
     if _model(tokenizer) != _model(other):
         raise _another(folder, "has another model", kind)
     normalized = _normalized(other) if tokenizer.normalizer is not None else {}
@@ -245,12 +246,11 @@ def as_devices_know(tokenizer: Any) -> bytes:
     return bytes(tokenizer.to_str().encode())
 
 
-def _own_texts(tokenizer: Any) -> Iterator[str]:
-    """Texts with words of the vocabulary."""
+def _own_texts(tokenizer: Any) -> list[str]:
+    """Texts with every word of the vocabulary: where two split texts differently, a word lies across a place."""
     ids = sorted(tokenizer.get_vocab(with_added_tokens=False).values())
-    chosen = ids[:: max(1, len(ids) // (SAMPLES * A_SAMPLE))]
-    for start in range(0, SAMPLES * A_SAMPLE, A_SAMPLE):
-        yield tokenizer.decode(chosen[start : start + A_SAMPLE], skip_special_tokens=False)
+    starts = range(0, len(ids), A_SAMPLE)
+    return [tokenizer.decode(ids[start : start + A_SAMPLE], skip_special_tokens=False) for start in starts]
 
 
 def _added_texts(tokenizer: Any) -> list[str]:

@@ -177,6 +177,21 @@ def test_words_that_transformers_merges_otherwise_need_no_text(tmp_path, monkeyp
         load(folder, task=CONTINUES, tokens=12)
 
 
+def test_every_word_of_the_vocabulary_is_compared(tmp_path, monkeypatch):
+    """GPT2Tokenizer splits texts as GPT-2 does, whatever the file says, and no text of the trial has 'd."""
+    folder, file = folder_of("Llama", tmp_path, monkeypatch), copy.deepcopy(FILES["qwen"])
+    words, merges = file["model"]["vocab"], file["model"]["merges"]
+    words["'d"], merges[-1] = words.pop("".join(merges[-1])), ["'", "d"]
+    pattern = r"'s|'t|'re|'ve|'m|'ll| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+    file["pre_tokenizer"]["pretokenizers"][0]["pattern"]["Regex"] = pattern
+    file |= {"normalizer": None, "model": file["model"] | {"ignore_merges": False}}
+    with_tokenizer(folder, file)
+    load(folder, task=CONTINUES, tokens=12)
+    with_tokenizer(folder, file, tokenizer_class="GPT2Tokenizer")
+    with pytest.raises(InvalidModel, match=r"gives other tokens for .*'d.* than GPT2Tokenizer, by which"):
+        load(folder, task=CONTINUES, tokens=12)
+
+
 def test_a_tokenizer_that_gives_tokens_types_is_refused(tmp_path, monkeypatch):
     folder, file = folder_of("Bert", tmp_path, monkeypatch), copy.deepcopy(FILES["word_piece"])
     file["post_processor"]["single"][0]["SpecialToken"]["type_id"] = 2
