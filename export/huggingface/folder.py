@@ -24,7 +24,7 @@ from export.huggingface import modules, weights
 from export.huggingface.weights import check_folder, check_given
 from export.model import ModelSpec, PerExample, accuracy, cross_entropy
 from export.tasks import cross_entropy_of_labels, f1_of_labels, labels_right, mean_where, of_tokens
-from export.weights import ADAPTED_FORMS, BITS, EXACT, FORMS, DenseInFewBits, in_few_bits, lora
+from export.weights import ADAPTED_FORMS, BITS, EXACT, FORMS, DenseInFewBits, in_few_bits, lora, matching
 from fedcore.plan import IGNORED, BlobRef, Field, Tokenizer
 from fedcore.validation import offered
 
@@ -262,7 +262,6 @@ def build(pretrained: Pretrained, padding: modules.Padding) -> nn.Module:
         # RoBERTa and its kin number tokens from the place after that of padding.
         if path.endswith(".position_embeddings") and getattr(layer, "padding_idx", None) is not None:
             _check_length(pretrained, layer.weight.shape[0] - layer.padding_idx - 1)
-    chosen = _adapted(pretrained, model) if pretrained.rank else ()
     modules.with_gated_layers(model)
     inside, text = f"model.{model.base_model_prefix}.", modules.Text(model, padding)
     if pretrained.task == "embedding":
@@ -270,12 +269,12 @@ def build(pretrained: Pretrained, padding: modules.Padding) -> nn.Module:
     elif "SequenceClassification" in pretrained.kind.kind and hasattr(model, "score"):
         text = modules.LastToken(model, padding)
     _check_masks(pretrained, text)
+    adapted = _adapted(pretrained, text, inside) if pretrained.rank else ()
     names = [name for name, _ in text.named_parameters()]
     head = [name for name in names if not name.startswith(inside) or name.removeprefix("model.") in drawn]
     train = head if pretrained.kind.has_head else ()
     if pretrained.bits != EXACT:
         in_few_bits(text, pretrained.bits, lambda path: f"{path}.weight" not in train)
-    adapted = [f"{inside}*.{name}" for name in chosen]
     text = lora(text, pretrained.rank or 1, adapted, train, freeze_a=pretrained.freeze_a)
     text.without_logits = pretrained.task == "causal-lm" and _are_plain_products(text.model, pretrained.tokens)
     return text
@@ -296,16 +295,25 @@ def _check_length(pretrained: Pretrained, longest: int | None) -> None:
         raise InvalidModel(f"{pretrained.folder} reads {longest} tokens at most, not {pretrained.tokens}")
 
 
-def _adapted(pretrained: Pretrained, model: nn.Module) -> Sequence[str]:
-    """The last names of the layers that get adapters. Raises InvalidModel."""
-    names = sorted({path.rpartition(".")[2] for path, layer in model.named_modules() if type(layer) in _forms()})
+def _adapted(pretrained: Pretrained, text: modules.Text, inside: str) -> Sequence[str]:
+    """The layers that get adapters, of those on which outputs depend. Raises InvalidModel."""
+    layers = {path: layer for path, layer in text.named_modules() if type(layer) in _forms()}
+    names, kind = sorted({path.rpartition(".")[2] for path in layers}), type(text.model).__name__
     chosen = pretrained.layers or [name for name in names if name in ATTENTION]
     if not chosen:
         raise InvalidModel(
-            f"{pretrained.folder}: no layer of {type(model).__name__} is known to be one of attention; name some of "
+            f"{pretrained.folder}: no layer of {kind} is known to be one of attention; name some of "
             f"{', '.join(names)} by layers"
         )
-    return chosen
+    found = [matching("layer that can be adapted", [f"{inside}*.{name}"], layers) for name in chosen]
+    used = modules.used(text, {path: layers[path] for paths in found for path in paths}, pretrained.tokens)
+    for name, paths in zip(chosen, found, strict=True):
+        if not used.intersection(paths):
+            raise InvalidModel(
+                f"{pretrained.folder}: nothing that {kind} gives depends on its layers {name}, so adapters there would "
+                "learn nothing; name others by layers"
+            )
+    return sorted(used)
 
 
 def _are_plain_products(model: Any, tokens: int) -> bool:

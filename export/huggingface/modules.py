@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -291,6 +292,21 @@ def with_gated_layers(model: nn.Module) -> None:
 def _close(a: Tensor, b: Tensor) -> bool:
     """Whether two differ by rounding alone: as a share of the largest value, since sums near zero have any error."""
     return bool((a - b).abs().amax() <= SAME_LAYER * a.abs().amax())
+
+
+A_FEW = 16
+
+
+def used(text: Text, layers: Mapping[str, nn.Module], tokens: int) -> set[str]:
+    """The layers on which outputs for so many tokens depend. A forward may call some never, or drop what they give."""
+    outputs: list[tuple[str, Tensor]] = []
+    with torch.device("cpu"), torch.enable_grad(), contextlib.ExitStack() as hooks:
+        for path, layer in layers.items():
+            note = functools.partial(lambda path, _, __, output: outputs.append((path, output)), path)
+            hooks.callback(layer.register_forward_hook(note).remove)
+        found = text(torch.arange(min(tokens, A_FEW))[None] % text.padding.ids[0])
+        gradients = torch.autograd.grad(found.sum(), [output for _, output in outputs], allow_unused=True)
+    return {path for (path, _), gradient in zip(outputs, gradients, strict=True) if gradient is not None}
 
 
 SAME_LOGITS = 1e-4

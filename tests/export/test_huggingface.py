@@ -134,6 +134,17 @@ def test_values_of_other_adapters_are_refused_and_nothing_is_written(tmp_path):
     assert not (tmp_path / "merged").exists()
 
 
+def test_a_layer_without_an_influence_gets_no_adapters(tmp_path):
+    """An embedding drops what BERT's pooler makes, and attention in MRA is zero where its kernels are not there."""
+    import transformers
+
+    schema = Model(spec_of(pretrained("Bert", tmp_path, EMBEDS, layers=("dense",)))).schema
+    assert [one.name for one in schema.tensors if "pooler" in one.name] == []
+    transformers.MraModel(transformers.MraConfig(**SIZES)).save_pretrained(tmp_path / "mra")
+    with pytest.raises(InvalidModel, match="nothing that MraForSequenceClassification gives depends on its layers q"):
+        Model(load(tmp_path / "mra", tokens=10))
+
+
 @pytest.mark.parametrize("family", ["Roberta", "MPNet", "Longformer"])
 def test_positions_that_begin_after_padding_leave_fewer_tokens(family, tmp_path):
     import transformers
