@@ -257,6 +257,11 @@ def padding_of(config: Any, by_apps: bool = False) -> modules.Padding:
 
 def build(pretrained: Pretrained, padding: modules.Padding) -> nn.Module:
     """The frozen module with adapters, and a head of its own for classes. Raises InvalidModel."""
+    with torch.device("cpu"):  # also where sizes alone are asked for: it is tried with values
+        return _built(pretrained, padding)
+
+
+def _built(pretrained: Pretrained, padding: modules.Padding) -> nn.Module:
     model, drawn = _loaded(pretrained)
     for path, layer in model.named_modules():
         # RoBERTa and its kin number tokens from the place after that of padding.
@@ -340,11 +345,7 @@ def _loaded(pretrained: Pretrained) -> tuple[Any, frozenset[str]]:
         config.num_labels = pretrained.classes
     config.problem_type = PROBLEMS.get(pretrained.task)
     try:
-        with (
-            quiet("torchao"),
-            quiet("torch.utils._pytree"),
-            torch.device("cpu"),
-        ):  # also where sizes alone are asked for
+        with quiet("torchao"), quiet("torch.utils._pytree"):
             model, report = getattr(transformers, pretrained.kind.kind).from_pretrained(
                 pretrained.folder,
                 config=config,

@@ -300,7 +300,7 @@ A_FEW = 16
 def used(text: Text, layers: Mapping[str, nn.Module], tokens: int) -> set[str]:
     """The layers on which outputs for so many tokens depend. A forward may call some never, or drop what they give."""
     outputs: list[tuple[str, Tensor]] = []
-    with torch.device("cpu"), torch.enable_grad(), contextlib.ExitStack() as hooks:
+    with torch.enable_grad(), contextlib.ExitStack() as hooks:
         for path, layer in layers.items():
             note = functools.partial(lambda path, _, __, output: outputs.append((path, output)), path)
             hooks.callback(layer.register_forward_hook(note).remove)
@@ -320,7 +320,7 @@ def check_masks(folder: str, text: Text, tokens: int, is_next: bool) -> None:
     """
     kind, padding = type(text.model).__name__, text.padding
     versions = {name: weight._version for name, weight in text.model.named_parameters()}
-    with torch.device("cpu"), torch.no_grad():
+    with torch.no_grad():
         ids = (7 * torch.arange(tokens)[None] + 3) % (padding.ids[0] - 1)
         ids += (ids >= padding.stands).long()  # no text but the first of these has the token that stands for padding
         half = tokens // 2 | 1  # odd, as some models look at blocks of tokens

@@ -12,7 +12,7 @@ from export.build import export_bundle
 from export.errors import InvalidModel
 from export.huggingface.folder import TASKS, Pretrained, load, spec_of, unadapted
 from export.huggingface.written import Values, write_adapters, write_merged
-from export.model import Model
+from export.model import Model, parameter_count
 from export.models import load as load_any
 from fedcore.algorithms import create
 from muster.commands.export import export
@@ -179,6 +179,12 @@ def test_frozen_a_halves_the_report_and_is_in_the_frozen_blob(tmp_path):
     assert not any("lora_down" in tensor.name for tensor in half.schema.tensors)
     assert any("lora_down" in name for name in half.frozen_vectors)
     assert half.schema.size < 0.6 * whole.schema.size
+
+
+def test_the_number_of_parameters_is_told_of_a_language_model(tmp_path):
+    """As `muster plan verify` asks for it, with no memory for weights."""
+    spec = spec_of(pretrained("Llama", tmp_path, bits=8))
+    assert parameter_count(spec) == Model(spec).schema.size
 
 
 def test_shards_are_read_as_one(tmp_path):
