@@ -162,6 +162,9 @@ def messages():
         ("𝟛" * 200, "𝟛" * 201),
     ]  # fmt: skip
     bad = [text.replace(*swap) for swap in swaps] + [text[:-1], "null", "[]", ""]
+    whole_only = [('"round":3', '"round":3.0'), ('"attempt":1', '"attempt":1e0'), ('"minimum":8', '"minimum":0.8e1')]
+    halves = [('"a-1"', r'"\ud800"'), ("𝟛" * 200, r"\udc00\ud83d"), ("{", r'{"of a later version":"\uDFFF",')]
+    bad += [text.replace(*swap, 1) for swap in whole_only + halves]
     members = json.loads(text)
     alike = [
         json.dumps(dict(reversed(members.items())), indent=1),

@@ -137,8 +137,21 @@ export function plain(text: string): string {
 
 /** An integer of 0 or more that a number holds exactly: sizes, counts. */
 export const count = v.pipe(v.number(), v.integer(), v.minValue(0), v.maxValue(Number.MAX_SAFE_INTEGER));
+/** A number without a fraction that was written with one, such as 1.0: no integer. */
+class Fraction {
+  readonly value: number;
+
+  constructor(value: number) {
+    this.value = value;
+  }
+}
+
+const fraction = v.pipe(
+  v.instance(Fraction),
+  v.transform(({ value }) => value),
+);
 /** A number that is finite. JSON has no others. */
-export const finite = v.pipe(v.number(), v.finite());
+export const finite = v.pipe(v.union([v.number(), fraction]), v.finite());
 /** An integer from 0 to 2^63 − 1; a number is exact only up to 2^53. */
 export const wide = v.pipe(
   v.union([count, v.bigint()]),
@@ -168,10 +181,17 @@ export function bytes(size?: number) {
   );
 }
 
-/** The value of JSON text; an integer that a number would round is a bigint. Throws FormatError, calling it `noun`. */
+/** Half of a character, or what may be one in JSON. */
+const [HALF, HALVES] = [/[\ud800-\udfff]/u, /[\ud800-\udfff]|\\u[dD][89a-fA-F]/u];
+
+/** The value of JSON text; an integer that a number would round is a bigint. Throws FormatError, calling it `noun`.
+ *
+ * Every text in it must be whole characters. Only the schemas of this module read its numbers: see `exact`.
+ */
 export function parseJson(data: Bytes | string, noun: string): unknown {
   try {
-    return parse(typeof data === "string" ? data : text(data), null, exact);
+    const json = typeof data === "string" ? data : text(data);
+    return parse(json, HALVES.test(json) ? whole : null, exact);
   } catch (error) {
     throw new FormatError(`malformed ${noun}: ${String(error)}`);
   }
@@ -187,7 +207,17 @@ export function checked<S extends v.GenericSchema>(schema: S, value: unknown, no
   throw new FormatError(`malformed ${noun}: ${issue.message} at ${v.getDotPath(issue) ?? "the top"}`);
 }
 
+/** A member of an object or a list, if its texts are whole characters. Throws RangeError. */
+function whole(name: string, value: unknown): unknown {
+  if (HALF.test(name) || (typeof value === "string" && HALF.test(value))) {
+    throw new RangeError(`half of a character in ${plain(name) || "a text"}`);
+  }
+  return value;
+}
+
 /** Integers of 64 bits at most stay exact: a message of megabytes of digits would take seconds to read as a bigint. */
-function exact(digits: string): number | bigint {
-  return /^-?[0-9]{1,20}$/.test(digits) && !isSafeNumber(digits) ? BigInt(digits) : Number(digits);
+function exact(digits: string): number | bigint | Fraction {
+  if (/^-?[0-9]{1,20}$/.test(digits) && !isSafeNumber(digits)) return BigInt(digits);
+  const number = Number(digits);
+  return /[.eE]/.test(digits) && Number.isInteger(number) ? new Fraction(number) : number;
 }

@@ -5,7 +5,7 @@
  */
 
 import * as v from "valibot";
-import { type Bytes, checked, count, digest, hex, parseJson } from "../bytes.ts";
+import { type Bytes, checked, count, digest, finite, hex, parseJson } from "../bytes.ts";
 import { sha256 } from "../cryptography.ts";
 import { FormatError, PlanRefused } from "../errors.ts";
 import { checkLayout, layoutSchema } from "./report.ts";
@@ -50,7 +50,7 @@ const fieldSchema = v.object({
   name: v.string(),
   dtype: v.picklist(Object.keys(ELEMENT_BYTES) as (keyof typeof ELEMENT_BYTES)[]),
   shape: v.optional(v.array(count), []),
-  high: v.nullish(v.union([v.number(), v.bigint()]), null),
+  high: v.nullish(v.union([v.pipe(v.number(), v.integer()), v.bigint()]), null),
   tokenizer: v.exactOptional(
     v.object({
       blob: blobSchema,
@@ -61,7 +61,7 @@ const fieldSchema = v.object({
   ignored: v.exactOptional(v.pipe(v.number(), v.integer(), v.minValue(-(2 ** 31)), v.maxValue(-1))),
 });
 const holdOutSchema = v.object({
-  share: v.pipe(v.number(), v.gtValue(0), v.ltValue(1)),
+  share: v.pipe(finite, v.gtValue(0), v.ltValue(1)),
   side: v.optional(v.picklist(["train", "held-out"]), "train"),
 });
 const frozenSchema = v.object({

@@ -14,6 +14,7 @@ private const val MOST_COUNT = (1L shl 53) - 1
 private const val SHORT = "\"\\\b\u000c\n\r\t"
 private const val LETTERS = "\"\\bfnrt"
 private val NUMBER = Regex("-?(0|[1-9][0-9]*)(\\.[0-9]+)?([eE][+-]?[0-9]+)?")
+private val HALVES = 0xD800..0xDFFF
 private val DIGEST = Regex("[0-9a-f]{64}")
 
 /** A value in a JSON text, called `noun` in errors, at a path from its top. Every reader throws [FormatException]. */
@@ -48,16 +49,9 @@ internal class Json(val value: Any?, private val noun: String, private val path:
         return if (found.isInfinite()) wrong("a finite number") else found
     }
 
-    /** An integer from `range`, which may be written as a fraction. */
-    fun whole(range: LongRange): Long {
-        val found =
-            when (value) {
-                is Long -> value
-                is Double -> if (value == Math.rint(value) && Math.abs(value) <= MOST_COUNT) value.toLong() else null
-                else -> null
-            }
-        return found?.takeIf { it in range } ?: wrong("an integer from ${range.first} to ${range.last}")
-    }
+    /** An integer from `range`. 1.0 is none. */
+    fun whole(range: LongRange): Long =
+        (value as? Long)?.takeIf { it in range } ?: wrong("an integer from ${range.first} to ${range.last}")
 
     /** A size or a count. */
     fun count(): Long = whole(0..MOST_COUNT)
@@ -223,7 +217,7 @@ private class Reader(private val text: String) {
             val unit = peek() ?: wrong("a text does not end")
             at++
             when {
-                unit == '"' -> return found.toString()
+                unit == '"' -> return found.toString().also { if (it.codePoints().anyMatch(HALVES::contains)) wrong("half of a character") }
                 unit == '\\' -> found.append(escape())
                 unit < ' ' -> wrong("a text holds a control character")
                 else -> found.append(unit)

@@ -29,8 +29,7 @@ class JsonTest {
     fun `integers of up to 64 bits are exact`() {
         val json = Json.parse("[9223372036854775807, 99999999999999999999, 5.0, 1e3, -0]", "list")
         assertEquals(listOf(Long.MAX_VALUE, BigInteger("9".repeat(20)), 5.0, 1000.0, 0L), json.list { it.value })
-        assertEquals(5, json.list { it }[2].count())
-        assertThrows(FormatException::class.java) { json.list { it }[1].wide() }
+        for (place in 1..3) assertThrows(FormatException::class.java) { json.list { it }[place].wide() }
     }
 
     @Test
@@ -42,9 +41,11 @@ class JsonTest {
 
     @Test
     fun `what is written is read again`() {
-        val value = linkedMapOf("\"\\\u0001é\ud83d\ude00\ud800" to listOf(1L, 0.1, 1e300, true, null, "x"), "b" to Long.MIN_VALUE)
+        val value = linkedMapOf("\"\\\u0001é\ud83d\ude00" to listOf(1L, 0.1, 1e300, true, null, "x"), "b" to Long.MIN_VALUE)
         assertEquals(value, Json.parse(Json.write(value), "text").value)
-        assertThrows(FormatException::class.java) { Json.parse(Json.write(listOf(Double.NaN)), "text") }
+        for (none in listOf(Double.NaN, "\ud800", "\ude00\ud83d")) {
+            assertThrows(FormatException::class.java) { Json.parse(Json.write(listOf(none)), "text") }
+        }
     }
 
     @Test
