@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, TypeAlias, get_args
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -112,15 +113,19 @@ class Measured(NamedTuple):
 
     @property
     def middle(self) -> float:
-        """The middle of the range; 0 without one."""
+        """The middle of the range, which float32 holds, so that numbers less it lose nothing; 0 without one."""
         if self.low is None or self.high is None:
             return 0.0
-        return (self.low + self.high) // 2 if self.whole else (self.low + self.high) / 2
+        return (self.low + self.high) // 2 if self.whole else _single((self.low + self.high) / 2)
 
     @property
     def half(self) -> float:
         """No value within the bounds is further from the middle; 1 without bounds."""
-        return 1.0 if self.low is None or self.high is None else max(float(self.high - self.middle), 1.0 * self.whole)
+        if self.low is None or self.high is None:
+            return 1.0
+        if self.whole:
+            return max(float(self.high - self.middle), 1.0)
+        return max(_single(self.high) - self.middle, self.middle - _single(self.low)) or 1.0
 
     def numbers(self, fields: Fields) -> tuple[Tensor, Tensor]:
         """The values (B, E), int64 or float32, those that are NULL as 0; and which are not NULL, (B, E)."""
@@ -156,6 +161,11 @@ class Measured(NamedTuple):
         half = torch.tensor([each.half for each in self.each], dtype=torch.float32) if self.each else self.half
         units = values.to(torch.float32) / half
         return torch.where(valid, units, torch.zeros_like(units)), valid.to(torch.float32)
+
+
+def _single(number: float) -> float:
+    """The nearest number of float32."""
+    return float(np.float32(number))
 
 
 @dataclass(frozen=True, slots=True)
