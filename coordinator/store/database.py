@@ -414,7 +414,7 @@ class Database:
     def writing_at_once(self) -> Iterator[Records]:
         """As `writing`, but without waiting for another transaction. Raises DatabaseLocked when it would have to."""
         with self._reach.transaction(self._engines.writer, lock_wait_s=AT_ONCE_S) as connection:
-            yield Records(connection, self._clock(), writing=True)
+            yield Records(connection, self._clock(), writing=True, only=self.only)
 
     def close(self) -> None:
         """Close every connection."""
