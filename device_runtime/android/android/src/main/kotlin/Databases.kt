@@ -89,13 +89,13 @@ internal class Sealer(private val secret: ByteArray) {
     /** about: what the bytes are, without which they do not open. */
     fun seal(content: ByteArray, about: String): ByteArray {
         val salt = platformRandom(SALT_BYTES)
-        return concat(salt, seal(keyOf(salt), content, utf8(about)))
+        return concat(salt, Boxes().seal(keyOf(salt), content, utf8(about)))
     }
 
     /** Throws [FormatException] when it does not open. */
     fun open(sealed: ByteArray, about: String): ByteArray {
         if (sealed.size < SALT_BYTES) throw FormatException("too few bytes to open")
-        return openBox(keyOf(sealed.copyOf(SALT_BYTES)), sealed.copyOfRange(SALT_BYTES, sealed.size), utf8(about))
+        return Boxes().open(keyOf(sealed.copyOf(SALT_BYTES)), sealed.copyOfRange(SALT_BYTES, sealed.size), utf8(about))
     }
 
     private fun keyOf(salt: ByteArray) = hkdf(secret, salt, utf8("muster.store.v1"))

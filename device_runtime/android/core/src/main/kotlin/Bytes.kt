@@ -74,7 +74,7 @@ private const val DIGITS = "0123456789abcdef"
 
 /** Bytes in hex, in lower case. */
 internal fun hex(data: ByteArray): String =
-    buildString(2 * data.size) { for (byte in data) append(DIGITS[byte.toInt() shr 4 and 15]).append(DIGITS[byte.toInt() and 15]) }
+    CharArray(2 * data.size) { DIGITS[data[it / 2].toInt() shr 4 * (1 - it % 2) and 15] }.concatToString()
 
 /** The inverse of `hex`. Throws [FormatException]. */
 internal fun fromHex(letters: String): ByteArray {

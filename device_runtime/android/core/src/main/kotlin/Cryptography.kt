@@ -7,7 +7,6 @@ import java.security.GeneralSecurityException
 import java.security.MessageDigest
 import java.security.SecureRandom
 import javax.crypto.Cipher
-import javax.crypto.Mac
 import javax.crypto.spec.GCMParameterSpec
 import javax.crypto.spec.IvParameterSpec
 import javax.crypto.spec.SecretKeySpec
@@ -16,6 +15,11 @@ internal const val KEY_BYTES = 32
 private const val SIGNATURE_BYTES = 64
 private const val BLOCK_BYTES = 16
 private const val TAG_BYTES = 16
+
+// The bytes of a block of SHA-256, and the paddings of HMAC.
+private const val HASHED_BYTES = 64
+private const val INNER = 0x36
+private const val OUTER = 0x5c
 
 /**
  * A private key that signs. [text] is its public key as the protocol writes it, such as `ed25519:…`, and [publicKey] the bytes
@@ -30,20 +34,23 @@ public interface SigningKey {
     public fun sign(message: ByteArray): ByteArray
 }
 
+/** To look an algorithm up costs more than to digest a message. */
+private val SHA256 = ThreadLocal.withInitial { MessageDigest.getInstance("SHA-256") }
+
 /** SHA-256, 32 bytes. */
 internal fun sha256(vararg parts: ByteArray): ByteArray {
-    val digest = MessageDigest.getInstance("SHA-256")
+    val digest = SHA256.get()
     for (part in parts) digest.update(part)
     return digest.digest()
 }
 
-/** HMAC with SHA-256, 32 bytes. */
+/** HMAC with SHA-256 (RFC 2104), 32 bytes. */
 internal fun hmac(key: ByteArray, vararg parts: ByteArray): ByteArray {
-    val mac = Mac.getInstance("HmacSHA256")
-    mac.init(SecretKeySpec(if (key.isEmpty()) ByteArray(KEY_BYTES) else key, "HmacSHA256"))
-    for (part in parts) mac.update(part)
-    return mac.doFinal()
+    val padded = (if (key.size > HASHED_BYTES) sha256(key) else key).copyOf(HASHED_BYTES)
+    return sha256(padded xor OUTER, sha256(padded xor INNER, *parts))
 }
+
+private infix fun ByteArray.xor(byte: Int) = ByteArray(size) { (this[it].toInt() xor byte).toByte() }
 
 /** HKDF-SHA-256 (RFC 5869) to 32 bytes. */
 internal fun hkdf(secret: ByteArray, salt: ByteArray, info: ByteArray): ByteArray =
@@ -85,26 +92,32 @@ internal class PairKey(private val secret: ByteArray) {
     }
 }
 
-/** A box of AES-256-GCM with a zero nonce. A key must seal only one. */
-internal fun seal(key: ByteArray, content: ByteArray, about: ByteArray): ByteArray =
-    gcm(Cipher.ENCRYPT_MODE, key, about).doFinal(content)
+/** Boxes of AES-256-GCM with a zero nonce, one after the other: to look the cipher up costs more than a box. */
+internal class Boxes {
+    private val cipher = Cipher.getInstance("AES/GCM/NoPadding")
 
-/** The content of a box. Throws [FormatException] when it does not open. */
-internal fun openBox(key: ByteArray, box: ByteArray, about: ByteArray): ByteArray {
-    if (box.size < TAG_BYTES) throw FormatException("a box of ${box.size} bytes has no tag")
-    try {
-        return gcm(Cipher.DECRYPT_MODE, key, about).doFinal(box)
-    } catch (_: GeneralSecurityException) {
-        throw FormatException("a box does not open")
+    /** A box. A key must seal only one. */
+    fun seal(key: ByteArray, content: ByteArray, about: ByteArray): ByteArray = with(Cipher.ENCRYPT_MODE, key, about).doFinal(content)
+
+    /** The content of a box. Throws [FormatException] when it does not open. */
+    fun open(key: ByteArray, box: ByteArray, about: ByteArray): ByteArray {
+        if (box.size < TAG_BYTES) throw FormatException("a box of ${box.size} bytes has no tag")
+        try {
+            return with(Cipher.DECRYPT_MODE, key, about).doFinal(box)
+        } catch (_: GeneralSecurityException) {
+            throw FormatException("a box does not open")
+        }
+    }
+
+    private fun with(mode: Int, key: ByteArray, about: ByteArray): Cipher {
+        cipher.init(mode, SecretKeySpec(key, "AES"), GCMParameterSpec(8 * TAG_BYTES, ByteArray(12)))
+        cipher.updateAAD(about)
+        return cipher
     }
 }
 
-private fun gcm(mode: Int, key: ByteArray, about: ByteArray): Cipher {
-    val cipher = Cipher.getInstance("AES/GCM/NoPadding")
-    cipher.init(mode, SecretKeySpec(key, "AES"), GCMParameterSpec(8 * TAG_BYTES, ByteArray(12)))
-    cipher.updateAAD(about)
-    return cipher
-}
+/** What a stream is laid over. A cipher that writes over what it reads copies it first. */
+private val ZEROS = ByteArray(1 shl 16)
 
 /** The stream of AES-256-CTR under a key, from a zero counter block, read from front to end. */
 internal class Keystream(key: ByteArray) {
@@ -116,8 +129,10 @@ internal class Keystream(key: ByteArray) {
 
     /** Fill the first `size` bytes of `target` with the next ones of the stream. */
     fun fill(target: ByteArray, size: Int = target.size) {
-        target.fill(0, 0, size)
-        check(cipher.update(target, 0, size, target, 0) == size) // a cipher that holds bytes back would leave masks on a sum
+        for (at in 0 until size step ZEROS.size) {
+            val piece = minOf(ZEROS.size, size - at)
+            check(cipher.update(ZEROS, 0, piece, target, at) == piece) // a cipher that holds bytes back would leave masks on a sum
+        }
     }
 }
 

@@ -10,6 +10,7 @@ import org.junit.jupiter.api.Test
 import org.junit.jupiter.api.TestFactory
 import org.junit.jupiter.api.assertThrows
 import javax.crypto.Cipher
+import javax.crypto.Mac
 import javax.crypto.spec.GCMParameterSpec
 import javax.crypto.spec.SecretKeySpec
 
@@ -93,11 +94,22 @@ class CryptographyTest {
         }
 
     @Test
+    fun `HMAC is the platform's, for keys of any length`() {
+        for (size in 1..130) {
+            val key = ByteArray(size) { it.toByte() }
+            val mac = Mac.getInstance("HmacSHA256").apply { init(SecretKeySpec(key, "HmacSHA256")) }
+            assertArrayEquals(mac.doFinal(key + 7), hmac(key, key, byteArrayOf(7)))
+        }
+        assertEquals("b613679a0814d9ec772f95d778c35fc5ff1697c493715653c6c712144292c5ad", hex(hmac(ByteArray(0))))
+    }
+
+    @Test
     fun `a keystream is the same in pieces of any size`() {
         val key = ByteArray(KEY_BYTES) { 9 }
-        val whole = ByteArray(1000).also { Keystream(key).fill(it) }
+        val sizes = listOf(7, 16, 500, 1, 476, 70_000, 3)
+        val whole = ByteArray(sizes.sum()).also { Keystream(key).fill(it) }
         val stream = Keystream(key)
-        val pieces = listOf(7, 16, 500, 1, 476).map { size -> ByteArray(600) { -1 }.also { stream.fill(it, size) }.copyOf(size) }
+        val pieces = sizes.map { size -> ByteArray(size + 100) { -1 }.also { stream.fill(it, size) }.copyOf(size) }
         assertArrayEquals(whole, joined(pieces))
     }
 
@@ -105,13 +117,13 @@ class CryptographyTest {
     fun `boxes of a zero nonce are GCM's`() =
         each("aes_256_gcm") { one ->
             val (key, about, plain) = Triple(one.bytes("key"), one.bytes("aad"), one.bytes("plaintext"))
-            val box = seal(key, plain, about)
-            assertArrayEquals(plain, openBox(key, box, about))
-            assertThrows<FormatException> { openBox(ByteArray(KEY_BYTES), box, about) }
-            assertThrows<FormatException> { openBox(key, box, about + 0) }
+            val box = Boxes().seal(key, plain, about)
+            assertArrayEquals(plain, Boxes().open(key, box, about))
+            assertThrows<FormatException> { Boxes().open(ByteArray(KEY_BYTES), box, about) }
+            assertThrows<FormatException> { Boxes().open(key, box, about + 0) }
             box[0] = (box[0].toInt() xor 1).toByte()
-            assertThrows<FormatException> { openBox(key, box, about) }
-            assertThrows<FormatException> { openBox(key, box.copyOf(3), about) }
+            assertThrows<FormatException> { Boxes().open(key, box, about) }
+            assertThrows<FormatException> { Boxes().open(key, box.copyOf(3), about) }
         }
 
     @TestFactory
@@ -129,6 +141,6 @@ class CryptographyTest {
     fun `a box of zeros is the published one`() {
         val zeros = ByteArray(KEY_BYTES)
         val known = "cea7403d4d606b6e074ec5d3baf39d18726003ca37a62a74d1a2f58e7506358e2d46b7e01dcbc3baf13bcfc76a3bd207"
-        assertEquals(known, hex(seal(zeros, zeros, zeros)))
+        assertEquals(known, hex(Boxes().seal(zeros, zeros, zeros)))
     }
 }

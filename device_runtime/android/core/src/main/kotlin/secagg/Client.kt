@@ -1,6 +1,7 @@
 /** The device's end of a session of SA1, as a state machine. Spec: docs/spec/secagg.md §6. */
 package dev.muster.device.secagg
 
+import dev.muster.device.Boxes
 import dev.muster.device.KEY_BYTES
 import dev.muster.device.PairKey
 import dev.muster.device.SigningKey
@@ -90,10 +91,11 @@ internal class Client private constructor(
         val (roster, sid) = state.roster to state.sid
         val seedShares = split(state.seed, roster.k, roster.t, random)
         val keyShares = split(scalarOf(maskSecret), roster.k, roster.t, random)
+        val boxes = Boxes()
         return roster.neighbours.mapIndexed { rank, peer ->
             val key = derive(state.boxSecrets.getValue(peer.position), sid, "box", roster.position, peer.position)
             val shares = concat(littleEndian(seedShares[rank], SHARE_BYTES), littleEndian(keyShares[rank], SHARE_BYTES))
-            sealShares(key, shares, sid, roster.position, peer.position)
+            boxes.sealShares(key, shares, sid, roster.position, peer.position)
         }
     }
 

@@ -1,6 +1,7 @@
 /** Keys of a session: signatures, derivations, boxes, shares, and masks in the domains of SA1. Spec: docs/spec/secagg.md §1, §6. */
 package dev.muster.device.secagg
 
+import dev.muster.device.Boxes
 import dev.muster.device.FormatException
 import dev.muster.device.Keystream
 import dev.muster.device.PairKey
@@ -10,8 +11,6 @@ import dev.muster.device.fromLittleEndian
 import dev.muster.device.hex
 import dev.muster.device.hkdf
 import dev.muster.device.littleEndian
-import dev.muster.device.openBox
-import dev.muster.device.seal
 import dev.muster.device.u32
 import dev.muster.device.verifies
 import java.math.BigInteger
@@ -64,13 +63,13 @@ internal fun derive(secret: ByteArray, sid: ByteArray, what: String, vararg numb
     hkdf(secret, sid, concat(tag(what), u32(*numbers)))
 
 /** Shares in a box that names sender and receiver. A key must seal only one box. */
-internal fun sealShares(key: ByteArray, shares: ByteArray, sid: ByteArray, sender: Int, receiver: Int): ByteArray =
+internal fun Boxes.sealShares(key: ByteArray, shares: ByteArray, sid: ByteArray, sender: Int, receiver: Int): ByteArray =
     seal(key, shares, concat(sid, u32(sender, receiver)))
 
 /** The content of a box. Throws [BadCiphertext], which names the sender. */
-internal fun openShares(key: ByteArray, box: ByteArray, sid: ByteArray, sender: Int, receiver: Int): ByteArray =
+internal fun Boxes.openShares(key: ByteArray, box: ByteArray, sid: ByteArray, sender: Int, receiver: Int): ByteArray =
     try {
-        openBox(key, box, concat(sid, u32(sender, receiver)))
+        open(key, box, concat(sid, u32(sender, receiver)))
     } catch (_: FormatException) {
         throw BadCiphertext("the box from position $sender does not open: it was altered, or sealed for another")
     }

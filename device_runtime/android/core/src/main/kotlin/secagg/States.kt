@@ -6,6 +6,7 @@
  */
 package dev.muster.device.secagg
 
+import dev.muster.device.Boxes
 import dev.muster.device.KEY_BYTES
 import dev.muster.device.PairKey
 import dev.muster.device.concat
@@ -140,9 +141,10 @@ internal fun openBoxes(state: Shared, data: ByteArray): Opened {
     reader.close()
     checkShared(state, delivered, near.size)
     val (peers, accused) = ArrayList<Peer>() to BitSet()
+    val opening = Boxes()
     for ((entry, box) in near.zip(boxes)) {
         try {
-            peers += openPeer(state, entry, box)
+            peers += openPeer(state, entry, box, opening)
         } catch (_: BadCiphertext) {
             accused.set(entry.position)
         }
@@ -151,10 +153,10 @@ internal fun openBoxes(state: Shared, data: ByteArray): Opened {
 }
 
 /** A neighbour's two shares. Throws [BadCiphertext]. */
-private fun openPeer(state: Shared, entry: RosterEntry, box: ByteArray): Peer {
+private fun openPeer(state: Shared, entry: RosterEntry, box: ByteArray, opening: Boxes): Peer {
     val (sender, receiver) = entry.position to state.roster.position
     val key = derive(state.boxSecrets.getValue(sender), state.sid, "box", sender, receiver)
-    val shares = Reader(openShares(key, box, state.sid, sender, receiver), "the box from position $sender")
+    val shares = Reader(opening.openShares(key, box, state.sid, sender, receiver), "the box from position $sender")
     val (seedShare, keyShare) = shares.share() to shares.share()
     if (seedShare >= PRIME || keyShare >= PRIME) throw BadCiphertext("the box from position $sender holds no shares")
     return Peer(sender, entry.device.id, seedShare, keyShare)
