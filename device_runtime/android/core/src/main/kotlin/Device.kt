@@ -2,6 +2,7 @@
 package dev.muster.device
 
 import dev.muster.device.permission.Place
+import dev.muster.device.plans.LoadedGraphs
 import dev.muster.device.sessions.runSession
 import dev.muster.device.sessions.sessionIfDue
 import dev.muster.device.sessions.sessionsForever
@@ -36,8 +37,15 @@ public class SessionConfig @JvmOverloads constructor(
     /** Hears how far a session is, on its thread. It must not throw. */
     internal var progress: (Progress) -> Unit = {}
 
+    /** Where graphs of small models stay loaded between sessions. */
+    internal var graphs = LoadedGraphs(most = 0)
+
     /** The same, which another request stops. */
-    internal fun stoppedBy(stop: Stop) = SessionConfig(coordinator, population, policy, waitS, stop, labels).also { it.progress = progress }
+    internal fun stoppedBy(stop: Stop) =
+        SessionConfig(coordinator, population, policy, waitS, stop, labels).also {
+            it.progress = progress
+            it.graphs = graphs
+        }
 }
 
 /** Gives a platform to one piece of work after the other. */

@@ -247,7 +247,7 @@ public class Model internal constructor(
             } catch (error: Exception) {
                 throw known(error)
             } finally {
-                visit.guard.spend(0)
+                platform.store.write(visit.guard.spending(0))
                 visit.trim()
             }
         }

@@ -85,6 +85,7 @@ private class Given(val config: SessionConfig, val examples: File, val state: Fi
             val labels = labelsOf(pairs.filter { it.first == "--label" }.map { it.second })
             val address = addressOf(values.getValue("--coordinator"))
             val config = SessionConfig(address, values.getValue("--population"), policy, labels = labels)
+            config.graphs = GRAPHS
             return Given(config, examples, state, values["--enrolment-secret-file"]?.let(::File), "--once" in values, "--json" in values)
         }
     }

@@ -31,6 +31,7 @@ private fun outcomeOf(start: Json): Map<String, Any?>? =
             val policy = start.nullable("policy")?.let { Policy.of(Json.write(it.value)) } ?: Policy()
             val (address, labels) = start["coordinator"].text().toHttpUrl() to start["device"]["labels"].map { it.text() }
             val config = SessionConfig(address, start["population"].text(), policy, start["wait_s"].number(), labels = labels)
+            config.graphs = GRAPHS
             runSession(platform, config).members()
         }
     } catch (error: Exception) {

@@ -11,6 +11,7 @@ import dev.muster.device.Platform
 import dev.muster.device.SigningKey
 import dev.muster.device.kept.writeJournal
 import dev.muster.device.keptSigningKey
+import dev.muster.device.plans.LoadedGraphs
 import dev.muster.device.plans.engineName
 import okhttp3.OkHttpClient
 import java.io.File
@@ -26,6 +27,9 @@ private val MEMORY_BYTES: Long by lazy { SYSTEM.totalMemorySize }
 
 /** One client for all devices of a process, which share its connections. */
 private val HTTP = OkHttpClient()
+
+/** Graphs that stay loaded: those of a few plans, for as many devices as train at the same time. */
+internal val GRAPHS = LoadedGraphs(most = 32)
 
 /** A platform for sessions. Nobody else can use its folder until it is closed. */
 internal class JvmPlatform(

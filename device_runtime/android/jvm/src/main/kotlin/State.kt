@@ -10,6 +10,7 @@ import java.nio.file.Files
 import java.nio.file.attribute.PosixFilePermissions
 import java.sql.Connection
 import java.sql.DriverManager
+import java.sql.PreparedStatement
 import java.sql.SQLException
 
 /** "MsKt", so that no other program's database is taken for one of this. */
@@ -20,6 +21,7 @@ private const val FILE = "state.db"
 /** Texts by key in the file `state.db`, which only its owner can read, for one process at a time. */
 internal class SqliteStore(folder: File) : Store, AutoCloseable {
     private val database: Connection
+    private val statements = HashMap<String, PreparedStatement>()
 
     /** What was done with a damaged file, in words; null without one. */
     var putAside: String? = null
@@ -95,10 +97,9 @@ internal class SqliteStore(folder: File) : Store, AutoCloseable {
     @Synchronized
     override fun get(key: String): String? =
         usable {
-            database.prepareStatement("SELECT value FROM kept WHERE key = ?").use { statement ->
-                statement.setString(1, key)
-                statement.executeQuery().use { if (it.next()) it.getString(1) else null }
-            }
+            val statement = prepared("SELECT value FROM kept WHERE key = ?")
+            statement.setString(1, key)
+            statement.executeQuery().use { if (it.next()) it.getString(1) else null }
         }
 
     @Synchronized
@@ -122,12 +123,13 @@ internal class SqliteStore(folder: File) : Store, AutoCloseable {
 
     private fun change(key: String, value: String?) {
         val sql = if (value == null) "DELETE FROM kept WHERE key = ?" else "INSERT OR REPLACE INTO kept VALUES (?, ?)"
-        database.prepareStatement(sql).use { statement ->
-            statement.setString(1, key)
-            if (value != null) statement.setString(2, value)
-            statement.execute()
-        }
+        val statement = prepared(sql)
+        statement.setString(1, key)
+        if (value != null) statement.setString(2, value)
+        statement.execute()
     }
+
+    private fun prepared(sql: String) = statements.getOrPut(sql) { database.prepareStatement(sql) }
 
     override fun close() = database.close()
 

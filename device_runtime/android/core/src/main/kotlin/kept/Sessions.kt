@@ -28,17 +28,19 @@ private val LOST = mapOf("outcome" to Entry.Kind.JOURNAL_LOST.text)
  * Add an entry to the journal, for the device's owner: what was trained, when, for which task, and the outcome. A damaged journal
  * begins anew, and says so.
  *
- * at: seconds since 1970.
+ * at: seconds since 1970. others: changes of the store that become durable with it.
  */
-internal fun writeJournal(store: Store, at: Double, entry: Map<String, Any?>) {
+internal fun writeJournal(store: Store, at: Double, entry: Map<String, Any?>, others: Map<String, String?> = emptyMap()) {
+    val changes = HashMap(others)
     val written =
         try {
             keptNumber(store, JOURNAL) ?: 0
         } catch (_: StateDamaged) {
-            store.write(mapOf(place(0) to Json.write(mapOf("at" to at) + LOST)))
+            changes[place(0)] = Json.write(mapOf("at" to at) + LOST)
             1
         }
-    store.write(mapOf(place(written) to Json.write(mapOf("at" to at) + entry), JOURNAL to "${written + 1}"))
+    changes[place(written)] = Json.write(mapOf("at" to at) + entry)
+    store.write(changes + (JOURNAL to "${written + 1}"))
 }
 
 /** Add an entry that is of no session. */
@@ -121,13 +123,18 @@ internal class AssignmentKeeper(private val store: Store, target: Target) {
 
     /** Make an assignment and its phase durable, with other changes, replacing the one before. */
     fun keep(kept: KeptAssignment, others: Map<String, String?> = emptyMap()): KeptAssignment {
+        store.write(others + changed(kept))
+        return kept
+    }
+
+    /** What the store keeps of an assignment and its phase. */
+    fun changed(kept: KeptAssignment): Map<String, String> {
         val members =
             mapOf(
                 "given" to kept.given.source, "due" to kept.due, "phase" to kept.phase.name, "collection" to kept.collection,
                 "examples" to kept.examples, "steps" to kept.steps, "question" to kept.question,
             )
-        store.write(others + (place to "${Json.write(members)}\n${base64(kept.report)}"))
-        return kept
+        return mapOf(place to "${Json.write(members)}\n${base64(kept.report)}")
     }
 
     /** Remove the kept assignment: nothing is left to do for it. */

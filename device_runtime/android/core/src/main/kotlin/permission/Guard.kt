@@ -84,10 +84,10 @@ internal class Guard(private val platform: Platform, private val place: Place, p
     /** Seconds of work in this session. */
     val seconds: Double get() = started?.let { platform.workSeconds() - it } ?: 0.0
 
-    /** Count the use of this session so far, replacing its earlier count. */
-    fun spend(sessions: Int) {
+    /** What the store keeps once the use of this session so far is counted, replacing its earlier count. */
+    fun spending(sessions: Int): Map<String, String?> {
         val all = spent + Spent(platform.now(), seconds, moved.total, sessions)
-        platform.store.write(mapOf(SPENT to Json.write(all.map { it.members() })))
+        return mapOf(SPENT to Json.write(all.map { it.members() }))
     }
 
     /** Check the population and the day's budget before the first request. Throws [PolicyForbids]. */

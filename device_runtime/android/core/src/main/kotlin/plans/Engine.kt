@@ -169,15 +169,41 @@ internal class Call(
         try {
             graph.session.run(inputs, emptySet(), outputs, graph.options).close()
         } catch (error: OrtException) {
+            graph.isSound = false
             throw RuntimeFailed("graph ${graph.name} failed: ${error.message}")
         }
     }
 }
 
-/** A graph that is ready to run. */
-internal class Graph private constructor(internal val session: OrtSession, val name: String) : AutoCloseable {
+/**
+ * Graphs that stay loaded after a session of a small model, for the next one: at most so many. To load one costs more than to train
+ * with it. For a process with memory to spare.
+ */
+internal class LoadedGraphs(private val most: Int) {
+    private val idle = ArrayDeque<Pair<String, OrtSession>>()
+
+    @Synchronized
+    fun take(key: String): OrtSession? = idle.indexOfFirst { it.first == key }.let { if (it < 0) null else idle.removeAt(it).second }
+
+    /** Keep a graph that nobody runs any more, instead of the one that was given back first. */
+    @Synchronized
+    fun give(key: String, session: OrtSession) {
+        idle.addLast(key to session)
+        if (idle.size > most) idle.removeFirst().second.close()
+    }
+}
+
+/** A graph that is ready to run. leave: where it goes when it is closed and has not failed. */
+internal class Graph private constructor(
+    internal val session: OrtSession,
+    val name: String,
+    private val leave: (OrtSession) -> Unit = OrtSession::close,
+) : AutoCloseable {
     internal val options = RunOptions()
     private var isOpen = true
+
+    @Volatile
+    internal var isSound = true
 
     /**
      * A call that computes `outputs`, which share no memory with inputs, from those `inputs` that the graph declares.
@@ -199,21 +225,29 @@ internal class Graph private constructor(internal val session: OrtSession, val n
         if (isOpen) options.setTerminate(true)
     }
 
-    /** Free the engine's memory. A second time it does nothing. */
+    /** Free the engine's memory, unless the graph stays loaded. A second time it does nothing. */
     @Synchronized
     override fun close() {
         if (!isOpen) return
         isOpen = false
-        session.close()
+        if (isSound) leave(session) else session.close()
         options.close()
     }
 
     companion object {
         /** Throws [PlanRefused] when a plan may not contain the graph, or the engine cannot read it. */
-        fun load(graph: ByteArray, name: String): Graph {
+        fun load(graph: ByteArray, name: String): Graph = Graph(session(graph, name), name)
+
+        /** The same of a blob, from those that are loaded and to them. */
+        fun load(ref: BlobRef, name: String, loaded: LoadedGraphs, blob: (BlobRef) -> ByteArray): Graph {
+            val key = "$name ${ref.sha256}"
+            return Graph(loaded.take(key) ?: session(blob(ref), name), name) { loaded.give(key, it) }
+        }
+
+        private fun session(graph: ByteArray, name: String): OrtSession {
             checkGraph(graph, name)
             try {
-                return Graph(environment.createSession(graph, options), name)
+                return environment.createSession(graph, options)
             } catch (error: OrtException) {
                 throw PlanRefused("ONNX Runtime cannot load graph $name: ${error.message}")
             }
@@ -222,10 +256,16 @@ internal class Graph private constructor(internal val session: OrtSession, val n
 }
 
 /** Do work with graphs by name, which are freed after it, and stopped in mid-call by `stop`. blob: the bytes of a graph. */
-internal fun <T> withGraphs(refs: Map<String, BlobRef>, blob: (BlobRef) -> ByteArray, stop: Stop, work: (Map<String, Graph>) -> T): T {
+internal fun <T> withGraphs(
+    refs: Map<String, BlobRef>,
+    blob: (BlobRef) -> ByteArray,
+    stop: Stop,
+    loaded: LoadedGraphs = LoadedGraphs(0),
+    work: (Map<String, Graph>) -> T,
+): T {
     val graphs = LinkedHashMap<String, Graph>()
     try {
-        for ((name, ref) in refs) graphs[name] = Graph.load(blob(ref), name)
+        for ((name, ref) in refs) graphs[name] = Graph.load(ref, name, loaded, blob)
         return stop.use({ graphs.values.forEach(Graph::stop) }) { work(graphs) }
     } finally {
         graphs.values.forEach(Graph::close)

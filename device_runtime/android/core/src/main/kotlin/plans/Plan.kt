@@ -358,11 +358,20 @@ internal fun keptRefs(plan: Plan): List<BlobRef> =
 
 /** The bytes of a plan's largest batch, with its mask and noise, or of the calls of many steps that are held. */
 internal fun batchBytes(plan: Plan): Double {
-    val batch = exampleBytes(plan).toDouble() * (plan.passes.maxOfOrNull { it.loop.batchSize } ?: 0)
+    val batch = largestBatchBytes(plan)
     val graphs = plan.graphs[FORMAT].orEmpty()
     val isMany = plan.passes.any { stepsGraph(it.name) in graphs }
     return if (isMany) CALLS_HELD * maxOf(batch, MOST_CALL_BYTES.toDouble()) else batch
 }
+
+private const val SMALL_BYTES = 1L shl 20
+
+/** Whether parameters and a batch are so few that the graphs of a plan hold little memory. */
+internal fun isSmall(plan: Plan): Boolean =
+    DType.FLOAT32.bytes.toDouble() * plan.parameters + largestBatchBytes(plan) <= SMALL_BYTES
+
+private fun largestBatchBytes(plan: Plan): Double =
+    exampleBytes(plan).toDouble() * (plan.passes.maxOfOrNull { it.loop.batchSize } ?: 0)
 
 /** The bytes of one example in a batch: its fields, its place in the mask and in the noise. */
 internal fun exampleBytes(plan: Plan): Long =

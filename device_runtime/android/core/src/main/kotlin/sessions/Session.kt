@@ -35,6 +35,7 @@ import dev.muster.device.permission.checkModel
 import dev.muster.device.permission.oneMoreAnswer
 import dev.muster.device.plain
 import dev.muster.device.plans.FORMAT
+import dev.muster.device.plans.LoadedGraphs
 import dev.muster.device.plans.Plan
 import dev.muster.device.plans.StreamKey
 import dev.muster.device.plans.TrainingResult
@@ -46,6 +47,7 @@ import dev.muster.device.plans.encodeReport
 import dev.muster.device.plans.encodeVector
 import dev.muster.device.plans.execute
 import dev.muster.device.plans.frozenOf
+import dev.muster.device.plans.isSmall
 import dev.muster.device.plans.keptRefs
 import dev.muster.device.plans.onSide
 import dev.muster.device.plans.runGraphs
@@ -88,7 +90,7 @@ internal fun runSession(platform: Platform, config: SessionConfig): Outcome {
         session.outcome.copy(detail = plain(session.outcome.detail), bytesUp = transport.moved.up, bytesDown = transport.moved.down)
     val outcome = ended.copy(told = toldOf(ended, "${config.coordinator.scheme}://${config.coordinator.host}"))
     try {
-        writeJournal(platform.store, platform.now(), outcome.members())
+        writeJournal(platform.store, platform.now(), outcome.members(), session.closing)
     } catch (error: DeviceException) {
         return outcome.failed(error)
     }
@@ -103,6 +105,9 @@ private class Session(private val platform: Platform, private val config: Sessio
     private lateinit var visit: Visit
     private var hold: Hold? = null
     private var isTrained = false
+
+    /** What becomes durable at the end: a device that is stopped before sends its report again, which counts once. */
+    val closing = HashMap<String, String?>()
 
     /** Assignments of this session; those that an earlier one left are already counted. */
     private var got = 0
@@ -135,7 +140,7 @@ private class Session(private val platform: Platform, private val config: Sessio
             }
         } finally {
             outcome = outcome.copy(device = visit.enrolments.device)
-            visit.guard.spend(got)
+            closing += visit.guard.spending(got)
         }
         visit.trim()
     }
@@ -196,10 +201,10 @@ private class Session(private val platform: Platform, private val config: Sessio
     /** Train, and keep the report. */
     private fun train(given: Assignment): Pair<KeptAssignment, Plan> {
         val guard = visit.guard
-        val assigned = keeper.keep(KeptAssignment(given, platform.now() + given.reportWithinS))
         got = 1
+        // Its use too: a device that is killed at work has used it.
+        val assigned = keeper.keep(KeptAssignment(given, platform.now() + given.reportWithinS), guard.spending(got))
         tell(Stage.FETCHING)
-        guard.spend(got) // now: a device that is killed at work has used it
         guard.checkAssignment(given)
         val plan = planOf(given)
         val question = plan.question?.let { onOneLine(it) }
@@ -249,7 +254,8 @@ private class Session(private val platform: Platform, private val config: Sessio
             ran += more
             tell(Stage.TRAINING, ran, steps)
         }
-        return withGraphs(runGraphs(plan), visit::blob, config.stop) { graphs ->
+        val loaded = if (isSmall(plan)) config.graphs else LoadedGraphs(most = 0)
+        return withGraphs(runGraphs(plan), visit::blob, config.stop, loaded) { graphs ->
             tellRan(0)
             execute(Work(plan, graphs, broadcast, frozen, kept, examples, key, tellRan, keepGoing))
         }
@@ -266,7 +272,7 @@ private class Session(private val platform: Platform, private val config: Sessio
             throw SumAbandoned("the secure aggregation ended without a sum")
         }
         outcome = outcome.copy(ending = Ending.REPORTED)
-        keeper.keep(kept.at(Phase.REPORTED, ByteArray(0)))
+        closing += keeper.changed(kept.at(Phase.REPORTED, ByteArray(0)))
     }
 
     /** Work on an assignment, hold it meanwhile, and give it up when it fails for good. */
@@ -326,7 +332,7 @@ private class Session(private val platform: Platform, private val config: Sessio
     }
 
     private fun rejected(answer: Rejected) {
-        platform.store.write(mapOf(tokenRow to answer.token.ifEmpty { null }))
+        closing[tokenRow] = answer.token.ifEmpty { null }
         val isUnsupported = answer.reason == "unsupported-format"
         val detail = if (isUnsupported) "this device runs $FORMAT; wanted: ${answer.formats.joinToString()}" else ""
         outcome = rejectedFor(answer.reason, detail, answer.retry, if (isUnsupported) Retryable.PERMANENT else Retryable.TRANSIENT)

@@ -4,6 +4,7 @@ import dev.muster.device.Column
 import dev.muster.device.DType
 import dev.muster.device.PlanRefused
 import dev.muster.device.RuntimeFailed
+import dev.muster.device.Stop
 import dev.muster.device.fromHex
 import dev.muster.device.vectors
 import org.junit.jupiter.api.Assertions.assertArrayEquals
@@ -44,6 +45,29 @@ class EngineTest {
         assertThrows<RuntimeFailed> { run(flatTensor(FloatArray(3)), flatTensor(FloatArray(3))) }
         graph.close()
         graph.stop()
+    }
+
+    @Test
+    fun `a graph stays loaded for the next session, until it fails or there are too many`() {
+        val bytes = fromHex(vectors("device.json")["runner"]["graphs"]["train.begin"].text())
+        val (loaded, read) = LoadedGraphs(1) to ArrayList<String>()
+
+        fun session(sha256: String, work: (Graph) -> Unit = {}) {
+            val refs = mapOf("train.begin" to BlobRef(sha256, bytes.size.toLong()))
+            withGraphs(refs, { bytes.also { read += sha256 } }, Stop(), loaded) { work(it.getValue("train.begin")) }
+        }
+
+        val three = flatTensor(FloatArray(3))
+        fun Graph.run(size: Int) = run(mapOf("broadcast.params" to flatTensor(FloatArray(size))), mapOf("next.params" to three))
+
+        repeat(2) { session("a") { it.run(3) } }
+        assertEquals(listOf("a"), read)
+        session("b")
+        session("a")
+        assertEquals(listOf("a", "b", "a"), read)
+        assertThrows<RuntimeFailed> { session("a") { it.run(2) } }
+        session("a")
+        assertEquals(listOf("a", "b", "a", "a"), read)
     }
 
     @Test

@@ -9,6 +9,7 @@ import dev.muster.device.Json
 import dev.muster.device.NonFiniteReport
 import dev.muster.device.PlanRefused
 import dev.muster.device.RuntimeFailed
+import dev.muster.device.Stop
 import dev.muster.device.bytesOf
 import dev.muster.device.floatsOf
 import dev.muster.device.fromHex
@@ -53,6 +54,17 @@ class RunnerTest {
 
     @Test
     fun `many steps in a call give the same values`() = assertPython(execute(work(many, "many_graphs")))
+
+    @Test
+    fun `graphs that stayed loaded give the same values`() {
+        val bytes = runner["many_graphs"].members().mapValues { fromHex(it.value as String) }
+        val (loaded, refs) = LoadedGraphs(bytes.size) to bytes.keys.associateWith { BlobRef(it, 1) }
+        repeat(3) {
+            withGraphs(refs, { bytes.getValue(it.sha256) }, Stop(), loaded) { graphs ->
+                assertPython(execute(work(many, "many_graphs").copy(graphs = graphs)))
+            }
+        }
+    }
 
     @Test
     fun `work that may not go on stops between two calls, and says where`() {

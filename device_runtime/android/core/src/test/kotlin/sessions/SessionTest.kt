@@ -121,7 +121,7 @@ class SessionTest {
     @Test
     fun `a device that is killed at any write of its state works again`() {
         val writes = Snapshots().also { assertEquals(Ending.REPORTED, runSession(RoundPlatform(Coordinator(), it), config()).ending) }.all
-        assertTrue(writes.size > 5)
+        assertEquals(6, writes.size) { "two keys, the enrolment; an assignment, its report, the end: each waits for the disk" }
         for ((place, kept) in writes.withIndex()) {
             val store = MemoryStore().apply { this.kept += kept }
             val next = runSession(RoundPlatform(Coordinator(), store), config())
