@@ -37,8 +37,9 @@ private fun opened(file: File, tables: List<String>): SQLiteDatabase {
     // The platform's own handler of damage removes the file.
     val database = SQLiteDatabase.openOrCreateDatabase(file.path, null) { }
     try {
-        // What is committed must be on the disk. How a phone sets these is its maker's choice.
+        // A write is whole, and what is committed is on the disk. How a phone sets these is its maker's choice.
         database.disableWriteAheadLogging()
+        database.rows("PRAGMA journal_mode = TRUNCATE") { }
         database.execSQL("PRAGMA synchronous = FULL")
         if (database.version > VERSION) {
             throw StateDamaged("${file.name} is of a newer version of this library: update the app, or erase what Muster keeps")
@@ -73,11 +74,16 @@ internal fun identityOf(file: File): Any? =
 /** Do work in a transaction, all of it or none. */
 internal inline fun <T> SQLiteDatabase.transact(work: () -> T): T {
     beginTransaction()
-    try {
-        return work().also { setTransactionSuccessful() }
-    } finally {
-        endTransaction()
-    }
+    val done =
+        try {
+            work()
+        } catch (error: Throwable) {
+            runCatching(::endTransaction) // fails where SQLite ended it by itself, as on a full disk
+            throw error
+        }
+    setTransactionSuccessful()
+    endTransaction()
+    return done
 }
 
 /** What `read` makes of the rows of a query. */

@@ -82,7 +82,7 @@ public class ExampleStore internal constructor(
     private val now: () -> Double,
 ) : ExampleSource, AutoCloseable {
     private val opening = lazy { openDatabase(file, TABLES) { putAside = it }.also { identity = identityOf(file) } }
-    private val database: SQLiteDatabase get() = opening.value
+    internal val database: SQLiteDatabase get() = opening.value
     private var identity: Any? = null
 
     /** Whether another process of the app erased or replaced what is open here. */

@@ -60,7 +60,7 @@ class StateTest {
     fun `a write is on the disk when it returns`() {
         openDatabase(file, listOf(SealedStore.TABLE)) { }.use { database ->
             assertEquals(listOf(FULL), database.rows("PRAGMA synchronous") { it.getInt(0) })
-            assertNotEquals(listOf("wal"), database.rows("PRAGMA journal_mode") { it.getString(0) })
+            assertEquals(listOf("truncate"), database.rows("PRAGMA journal_mode") { it.getString(0) })
         }
     }
 
