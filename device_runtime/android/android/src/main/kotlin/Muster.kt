@@ -3,8 +3,14 @@ package dev.muster.device
 
 import android.app.job.JobInfo
 import android.app.job.JobScheduler
+import android.content.ComponentCallbacks2
+import android.content.ComponentCallbacks2.TRIM_MEMORY_COMPLETE
+import android.content.ComponentCallbacks2.TRIM_MEMORY_RUNNING_CRITICAL
+import android.content.ComponentCallbacks2.TRIM_MEMORY_RUNNING_LOW
+import android.content.ComponentCallbacks2.TRIM_MEMORY_UI_HIDDEN
 import android.content.ComponentName
 import android.content.Context
+import android.content.res.Configuration
 import android.util.Log
 import dev.muster.device.kept.journal
 import kotlinx.coroutines.CoroutineScope
@@ -101,6 +107,9 @@ private class Life(val phone: Phone, val config: SessionConfig, warn: (String) -
  * [journal], [close], [eraseEverything], and those of [examples]. The rest does not wait, and suspending functions may be called
  * anywhere. Errors are of [dev.muster.device.DeviceException], unchecked, and say what to do. A session throws none: what it meets
  * is in its [Outcome].
+ *
+ * When Android asks for memory, models give theirs back until the next prediction. When memory is critically short, work that is
+ * under way ends as for a condition that no longer holds.
  */
 public class Muster internal constructor(
     private val context: Context,
@@ -119,6 +128,24 @@ public class Muster internal constructor(
 
     @Volatile
     private var current = begun()
+
+    @Suppress("DEPRECATION") // Android 14 and later send fewer of these levels
+    private val memory =
+        object : ComponentCallbacks2 {
+            override fun onTrimMemory(level: Int) {
+                val isForModels = level >= TRIM_MEMORY_RUNNING_LOW && level != TRIM_MEMORY_UI_HIDDEN
+                if (isForModels) current.device.giveBackMemory(level == TRIM_MEMORY_RUNNING_CRITICAL || level == TRIM_MEMORY_COMPLETE)
+            }
+
+            @Deprecated("Deprecated in Java")
+            override fun onLowMemory() = current.device.giveBackMemory(isCritical = true)
+
+            override fun onConfigurationChanged(now: Configuration) = Unit
+        }
+
+    init {
+        context.registerComponentCallbacks(memory)
+    }
 
     private fun begun(): Life = Life(newPhone(), newConfig().also { it.progress = { now -> reached.value = now } }, warn, mayWait)
 
@@ -290,6 +317,7 @@ public class Muster internal constructor(
     override fun close() {
         mayWait()
         isClosed = true
+        context.unregisterComponentCallbacks(memory)
         current.close()
     }
 

@@ -78,9 +78,7 @@ internal class Phone(
     private val kept = lazy { ExampleStore(File(folder, "examples.db"), { sealing.value }, mayWait, ::now) }
     override val examples: ExampleSource get() = kept.value
     override val engineName: String get() = engineName()
-    override val memoryBytes: Long by lazy {
-        ActivityManager.MemoryInfo().also { context.service<ActivityManager>().getMemoryInfo(it) }.totalMem
-    }
+    override val memoryBytes: Long get() = memory().totalMem
 
     /** Whether another process of the app erased or replaced what is open here. */
     val isStale: Boolean
@@ -95,9 +93,12 @@ internal class Phone(
     override fun signingKey(name: String): SigningKey =
         if (name == "device") KeystoreSigningKey(DEVICE_KEY) else keptSigningKey(store, name)
 
-    /** Throws [PolicyForbids] when the phone is warm. */
+    private fun memory() = ActivityManager.MemoryInfo().also { context.service<ActivityManager>().getMemoryInfo(it) }
+
+    /** Throws [PolicyForbids] when the phone is warm, or short of memory. */
     override fun conditions(): Conditions {
         heat(context)?.let { throw PolicyForbids(it) }
+        if (memory().lowMemory) throw PolicyForbids("the phone is short of memory")
         return conditionsOf(context, folder)
     }
 

@@ -1,5 +1,6 @@
 package dev.muster.device
 
+import android.app.ActivityManager
 import android.app.Application
 import android.app.job.JobInfo
 import android.app.job.JobScheduler
@@ -110,5 +111,11 @@ class PhoneTest {
             assertEquals(listOf("the phone is warm, of thermal status 3", outcome.detail), heard + heard)
             assertEquals(outcome, muster.journal().last().outcome)
         }
+    }
+
+    @Test
+    fun `no session begins on a phone that is short of memory`() {
+        shadowOf(context.service<ActivityManager>()).setMemoryInfo(ActivityManager.MemoryInfo().apply { lowMemory = true })
+        muster().use { assertEquals("the phone is short of memory", it.sessionAsync().get().detail) }
     }
 }

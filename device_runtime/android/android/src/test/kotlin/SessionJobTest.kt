@@ -2,6 +2,8 @@ package dev.muster.device
 
 import android.app.Application
 import android.app.job.JobParameters
+import android.content.ComponentCallbacks2.TRIM_MEMORY_RUNNING_CRITICAL
+import android.content.ComponentCallbacks2.TRIM_MEMORY_RUNNING_LOW
 import org.junit.After
 import org.junit.Assert.assertEquals
 import org.junit.Assert.assertFalse
@@ -79,6 +81,20 @@ class SessionJobTest {
         val entry = app.muster.journal().single()
         assertEquals(listOf(Ending.FAILED, "conditions"), entry.outcome?.run { listOf(ending, reason) })
         assertFalse(shadowOf(service).isJobFinished)
+    }
+
+    @Suppress("DEPRECATION") // Android 14 and later send fewer of these levels
+    @Test
+    fun `when memory is critically short, it ends as for a condition that does not hold any more`() {
+        assertTrue(service.onStartJob(job))
+        assertTrue(asked.await(20, TimeUnit.SECONDS))
+        app.onTrimMemory(TRIM_MEMORY_RUNNING_LOW)
+        assertFalse(within(0.1) { app.muster.journal().isNotEmpty() })
+        app.onTrimMemory(TRIM_MEMORY_RUNNING_CRITICAL)
+        assertTrue(within(1.0) { shadowOf(service).isJobFinished })
+        val entry = app.muster.journal().single()
+        assertEquals("conditions", entry.outcome?.reason)
+        assertEquals("a condition for work no longer holds: memory is short", entry.detail)
     }
 
     @Test

@@ -85,11 +85,24 @@ public class Device internal constructor(
 
     private val visits =
         object : Alone {
-            override fun <T> alone(work: () -> T): T {
+            override fun <T> alone(work: (Stop) -> T): T {
                 if (isInSession) throw StateInUse("the device is in a session: call again when it is over")
-                return turns.take(work)
+                return turns.take { Stop().let { stop -> stoppable(stop) { work(stop) } } }
             }
         }
+
+    /** What stops the work that is under way. */
+    @Volatile
+    private var working: Stop? = null
+
+    private fun <T> stoppable(stop: Stop, work: () -> T): T {
+        working = stop
+        try {
+            return config.stop.use(stop::set, work)
+        } finally {
+            working = null
+        }
+    }
 
     @JvmOverloads
     public constructor(platform: Platform, config: SessionConfig, warn: (String) -> Unit = {}) :
@@ -113,7 +126,7 @@ public class Device internal constructor(
             turns.take {
                 isInSession = true
                 try {
-                    config.stop.use(stop::set) { runSession(platform, config.stoppedBy(stop)) }
+                    stoppable(stop) { runSession(platform, config.stoppedBy(stop)) }
                 } finally {
                     isInSession = false
                 }
@@ -132,6 +145,12 @@ public class Device internal constructor(
      * [tell] is called once for each reason. Throws [StateDamaged] if nothing can be stored.
      */
     public fun runForever(tell: (Outcome) -> Unit): Unit = sessionsForever(platform, config, ::runOnce, tell)
+
+    /** Give back the memory of models, which the next prediction loads again. isCritical: end the work that is under way, too. */
+    internal fun giveBackMemory(isCritical: Boolean) {
+        for (model in models) model.rest()
+        if (isCritical) working?.set("memory is short")
+    }
 
     /** Close all models: what is kept for them is going away. */
     internal fun closeModels() {

@@ -80,9 +80,9 @@ public data class Personalised(
     val kept: Boolean,
 )
 
-/** Does work that needs the platform for itself, or throws `StateInUse`. */
+/** Does work that needs the platform for itself, until it is told to stop, or throws `StateInUse`. */
 internal interface Alone {
-    fun <T> alone(work: () -> T): T
+    fun <T> alone(work: (Stop) -> T): T
 }
 
 /** A version that predicts, and whether with parameters of this device's own. */
@@ -136,7 +136,8 @@ public class Model internal constructor(
     /**
      * The model's outputs for n rows, at least 1, by their names in the plan.
      *
-     * A call that began before a swap ends on the version it began with. Throws [NoModel] before the first version,
+     * A call that began before a swap ends on the version it began with. The first call after Android asked for memory reads the
+     * disk. Throws [NoModel] before the first version,
      * [dev.muster.device.InputRefused], [ModelClosed], and [dev.muster.device.RuntimeFailed] when an operator fails.
      */
     public fun predict(inputs: Inputs): Outputs {
@@ -144,7 +145,8 @@ public class Model internal constructor(
             val now = opened
             checkOpen()
             if (now == null) throw noModel()
-            now.version.predict(inputs)?.let { return it } // null: another version took its place just now
+            now.version.predict(inputs)?.let { return it }
+            wake(now) // its memory was given back, or another version took its place just now
         }
     }
 
@@ -203,6 +205,16 @@ public class Model internal constructor(
             isDropped
         }
 
+    /** Give the memory back for now, after the last call that is under way. */
+    internal fun rest() {
+        opened?.version?.retire()
+    }
+
+    @Synchronized
+    private fun wake(resting: Opened) {
+        if (opened === resting && !isClosed) opened = kept(keeper.get().current ?: throw noModel())
+    }
+
     /** Give the memory back, after the last call that is under way. What is stored stays. */
     @Synchronized
     override fun close() {
@@ -230,18 +242,18 @@ public class Model internal constructor(
 
     private fun noModel() = NoModel("no version of model $name is here yet: refresh() fetches one")
 
-    private fun <T> alone(work: () -> T): T {
+    private fun <T> alone(work: (Stop) -> T): T {
         checkOpen()
-        return device.alone {
+        return device.alone { stop ->
             checkOpen()
-            work()
+            work(stop)
         }
     }
 
     /** Do work that visits the coordinator, once nothing else uses the platform. */
     private fun <T> visiting(work: (Visit) -> T): T =
-        alone {
-            val visit = Visit(platform, place, Transport(platform, place.coordinator, config.stop))
+        alone { stop ->
+            val visit = Visit(platform, place, Transport(platform, place.coordinator, stop))
             try {
                 work(visit)
             } catch (error: Exception) {
@@ -271,7 +283,7 @@ public class Model internal constructor(
         val signed = keeper.get().current?.signed ?: throw noModel()
         val release = signedRelease(place.policy, signed)
         val recipe = recipeOf(release, ::mine)
-        val made = trained(release, recipe.plan, Means(visit, ::mine, { keeper.add(it.toList()) }) { keepGoing(visit.guard) })
+        val made = trained(release, recipe.plan, Means(visit, ::mine, { keeper.add(it.toList()) }) { keepGoing(visit) })
         val own = if (made.isBetter) encodeVector("params", made.params) else null
         val version = Version.load(release, recipe, parts(recipe, own))
         if (own == null) keeper.dropPersonal() else tryOut(version) { keeper.keepPersonal(signed, own) }
@@ -279,9 +291,10 @@ public class Model internal constructor(
         return Personalised(release.number, made.before, made.after, made.examples, made.leftOut, made.isBetter) to made.steps
     }
 
-    private fun keepGoing(guard: Guard): Boolean {
-        if (config.stop.isSet) throw NotAllowedNow("the application is stopping")
-        guard.checkWork()
+    private fun keepGoing(visit: Visit): Boolean {
+        val stop = visit.transport.stopping
+        if (stop.isSet) throw NotAllowedNow(stop.why)
+        visit.guard.checkWork()
         return true
     }
 

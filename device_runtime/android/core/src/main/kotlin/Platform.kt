@@ -111,10 +111,17 @@ public class Stop {
         private set
     private val actions = CopyOnWriteArrayList<() -> Unit>()
 
+    @Volatile
+    internal var why = "the application is stopping"
+        private set
+
     /** Stop. Later calls do nothing. */
-    public fun set() {
+    public fun set(): Unit = set(why)
+
+    internal fun set(why: String) {
         synchronized(this) {
             if (isSet) return
+            this.why = why
             isSet = true
         }
         actions.forEach { it() }

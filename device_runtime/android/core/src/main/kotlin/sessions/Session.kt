@@ -68,7 +68,6 @@ import java.text.NumberFormat
 import java.util.Locale
 
 private const val SECRET_BYTES = 32
-private const val STOPPING = "a condition for work no longer holds: the application is stopping"
 
 // Answers to an upload that leave no assignment to give up: unknown, decided, too late.
 private val OVER = setOf(404, 409, 410)
@@ -122,7 +121,9 @@ private class Session(private val platform: Platform, private val config: Sessio
     }
 
     private fun causeOf(error: DeviceException): DeviceException =
-        if ((error is TransportException || error is RuntimeFailed) && config.stop.isSet) NotAllowedNow(STOPPING) else error
+        if ((error is TransportException || error is RuntimeFailed) && config.stop.isSet) stopping() else error
+
+    private fun stopping() = NotAllowedNow("a condition for work no longer holds: ${config.stop.why}")
 
     private fun tell(stage: Stage, step: Int = 0, steps: Int = 0) =
         config.progress(Progress(stage, outcome.task, outcome.round, step, steps))
@@ -306,7 +307,7 @@ private class Session(private val platform: Platform, private val config: Sessio
     }
 
     private fun keepGoing(due: Double): Boolean {
-        if (config.stop.isSet) throw NotAllowedNow(STOPPING)
+        if (config.stop.isSet) throw stopping()
         hold?.check()
         visit.guard.checkWork()
         return platform.now() < due
