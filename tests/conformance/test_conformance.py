@@ -21,6 +21,10 @@ from tests.tree import ROOT
 pytestmark = pytest.mark.promise("Devices in Python, Node and browsers keep the protocol with any coordinator")
 
 LONG = pytest.mark.long
+LOCALES = {
+    "turkish": "-Duser.language=tr -Duser.country=TR",
+    "arabic": "-Duser.language=ar -Duser.country=EG -Duser.extensions=u-nu-arab",
+}
 
 
 @pytest.fixture(scope="session")
@@ -76,6 +80,18 @@ def test_the_device_in_kotlin_keeps_them_shrunk_and_renamed_as_in_an_app(command
     subprocess.run([program.parents[1] / "shrink"], check=True)
     monkeypatch.setattr("sys.argv", ["conformance", "--device", words])
     assert main() == 0, capsys.readouterr().out
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("options", LOCALES.values(), ids=LOCALES)
+def test_the_device_in_kotlin_keeps_them_in_any_language_and_time_zone(options, command_line, tmp_path):
+    words = command_line("jvm").replace(" -jar ", f" {options} -Duser.timezone=Asia/Kathmandu -jar ")
+    for one in PROMISES:
+        if one.brief:
+            (folder := tmp_path / one.name).mkdir()
+            with stage(words, folder) as (coordinator, device):
+                one.scenario(coordinator, device)
 
 
 def test_every_promise_names_a_section_of_the_specification():
