@@ -81,7 +81,7 @@ def test_a_version_is_fetched_and_predicts_until_the_next_one(coordinator, model
         assert (answer["error"], plain(answer["detail"])) == ("ModelClosed", "model keyboard is closed")
 
 
-@pytest.mark.parametrize("runtime", [InPython, InNode], ids=lambda runtime: runtime.runtime)
+@pytest.mark.parametrize("runtime", RUNTIMES, ids=lambda runtime: runtime.runtime)
 def test_a_refresh_tells_the_labels_that_the_owner_lists(coordinator, folder, runtime):
     released(coordinator, 1)
     coordinator.models = {f"{NAME}?app_version=3.2&city=S%C3%A3o": coordinator.models.pop(NAME)}

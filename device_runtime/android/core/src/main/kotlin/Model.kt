@@ -160,7 +160,7 @@ public class Model internal constructor(
     public fun refresh(): Boolean =
         visiting { visit ->
             visit.guard.checkPopulation()
-            val signed = visit.transport.model(place.population, name)
+            val signed = visit.transport.model(place.population, name, visit.guard.told(config.labels))
             val isNew = signed != null && signed != opened?.signed
             if (isNew) swap(take(signed, visit))
             isNew

@@ -66,7 +66,8 @@ private class Orders(private val steps: Int?) {
         warnings.clear()
         storm = emptyList()
         val policy = Policy.of(Json.write(order["policy"].value))
-        val config = SessionConfig(order["url"].text().toHttpUrl(), "phones", policy, waitS = 5.0)
+        val labels = order.optional("labels")?.map(Json::text) ?: emptyMap()
+        val config = SessionConfig(order["url"].text().toHttpUrl(), "phones", policy, waitS = 5.0, labels = labels)
         device = Device(if (steps == null) own else Mortal(own, steps), config) { warnings += it }
         model = device.model("keyboard")
     }

@@ -111,9 +111,10 @@ internal class Transport(private val platform: Platform, private val base: HttpU
         throw BadAnswer("blob ${ref.sha256.take(12)}… of ${ref.size} bytes arrived as ${body.size} others")
     }
 
-    /** The release of a model's version that this device is to use; null if there is none for it. */
-    fun model(population: String, name: String): Signed? {
-        val path = "/v1/populations/${segment(population)}/models/$name"
+    /** The release of a model's version that this device is to use; null if there is none for it. labels: those that it tells. */
+    fun model(population: String, name: String, labels: Map<String, String>): Signed? {
+        val query = labels.map { (label, value) -> "$label=${segment(value)}" }.joinToString("&")
+        val path = "/v1/populations/${segment(population)}/models/$name" + if (query.isEmpty()) "" else "?$query"
         try {
             return read(path, again { attempt(Call("GET", path)) }) { Signed.of(it["release"]) }
         } catch (error: Refused) {
