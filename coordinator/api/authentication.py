@@ -60,9 +60,8 @@ def issue(
 ) -> tuple[Token, str]:
     """A new token, good for `days`, and its text, which is stored nowhere.
 
-    populations: those that it is limited to; without any it is good for all. proxy: as `Token` says.
-
-    Raises InvalidToken for an unusable name or time, for a population that can have no such name, and for a token of
+    populations: those that it is limited to; without any it is good for all. proxy: as `Token` says. Raises
+    InvalidToken for an unusable name or time, for a population that can have no such name, and for a token of
     Prometheus that is limited, or a proxy's.
     """
     _check(name, role, days, populations, proxy=proxy)

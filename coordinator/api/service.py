@@ -134,17 +134,20 @@ class CheckInCounts:
                 _forget_spans(counts, now)
                 self._forget_devices(now)
             counts.spans[span] += 1
-            # Only a hash is kept, not the id: we only count devices.
-            key = population, hash(device)
-            told: LabelSet = tuple(sorted(labels.items())) if labels else ()
-            before, kind = self._seen.pop(key, None), counts.kinds.get(told)
-            if kind is None or before is None or before[1] is not kind:
-                kind = counts.enter(told)
-                if before is not None:
-                    counts.leave(before[1])
-            self._seen[key] = now, kind
-            if len(self._seen) > _MOST_DEVICES:
-                self._forget_devices(now)
+            self._saw(population, device, now, tuple(sorted(labels.items())) if labels else ())
+
+    def _saw(self, population: str, device: str, now: float, told: LabelSet) -> None:
+        """Count a device, under the lock, among those that tell the same labels."""
+        # Only a hash is kept, not the id: we only count devices.
+        key, counts = (population, hash(device)), self._populations[population]
+        before, kind = self._seen.pop(key, None), counts.kinds.get(told)
+        if kind is None or before is None or before[1] is not kind:
+            kind = counts.enter(told)
+            if before is not None:
+                counts.leave(before[1])
+        self._seen[key] = now, kind
+        if len(self._seen) > _MOST_DEVICES:
+            self._forget_devices(now)
 
     def of(self, population: str, now: float) -> PopulationCounts:
         """The counts of a population."""

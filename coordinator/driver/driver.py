@@ -77,8 +77,7 @@ class Observer:
         self._next = now + _EVERY_S
         self._written = {task: written for task, written in self._written.items() if task in working}
         self._since = {task: self._since.get(task, now) for task in working}
-        quiet_s = membership.quiet_s
-        seen = {id_: replace(self._look(task, rounds, now), quiet_s=quiet_s) for id_, task in working.items()}
+        seen = {id_: self._look(task, rounds, membership.quiet_s, now) for id_, task in working.items()}
         terms = {id_: membership.term(task.population) for id_, task in working.items()}
         changed = {id_: look for id_, look in seen.items() if self._is_news(id_, look, terms[id_], now)}
         if not changed:
@@ -101,13 +100,14 @@ class Observer:
             seen = replace(seen, rejected=written.observation.rejected)
         return seen != written.observation
 
-    def _look(self, task: LoadedTask, rounds: OpenRounds, now: float) -> Observation:
+    def _look(self, task: LoadedTask, rounds: OpenRounds, quiet_s: float, now: float) -> Observation:
         running, members = rounds.running.get(task.id), rounds.members(task.id)
         seen = Observation(
             members=None if members is None else len(members),
             since=self._since[task.id],
             begins_at=rounds.not_before.get(task.id),
             accepted_at=self.arrivals.accepted_at(task.population),
+            quiet_s=quiet_s,
         )
         if running is not None and running.value.state is not RoundState.SELECTING:
             silence = self.presence.silence(running.id, GRACE_S)

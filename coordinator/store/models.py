@@ -356,9 +356,8 @@ def _roll_out(
         **more,
     )
     done = Action.MODEL_PROMOTED if kind is roll_out_rules.RollOutKind.PROMOTE else Action.MODEL_ROLLED_BACK
-    where = made.target and f" where {made.target}"
-    what = f"version {version.number} for {share:.6g} of the devices of {version.population}{where}"
-    what += made.gate and f"; {made.gate}"
+    extra = (made.target and f" where {made.target}") + (made.gate and f"; {made.gate}")
+    what = f"version {version.number} for {share:.6g} of the devices of {version.population}{extra}"
     records.audit.append(by, done, version.name, what, population=version.population)
     records.models.add_roll_out(made)
     return made

@@ -96,7 +96,7 @@ def test_expo_links_the_engine_into_the_example(app, platform, place, end):
 
 
 @pytest.mark.long
-def test_the_react_native_of_the_example_has_what_the_engine_is_compiled_against_on_ios(app):
+def test_the_examples_react_native_has_what_the_engine_needs_on_ios(app):
     assert "RCTCxxBridge*" in (app / "node_modules" / ENGINE / "ios" / "OnnxruntimeModule.mm").read_text()
     (packed,) = app.glob("react-native-*.tgz")
     with tarfile.open(packed) as package:

@@ -157,7 +157,7 @@ def test_quantity_skews_sizes_and_not_classes():
     assert len(np.unique(skewed.shard(int(skewed.sizes.argmax()))["y"])) == CLASSES
 
 
-def test_linear_and_exponential_sizes_grow_by_a_difference_and_by_a_factor():
+def test_linear_and_exponential_sizes_grow_as_they_are_called():
     linear, exponential = (dealt(pooled(), name, 20).sizes for name in ("linear", "exponential:50"))
     assert set(np.diff(linear[1:])) <= {3, 4, 5}
     assert list(exponential) == sorted(exponential)

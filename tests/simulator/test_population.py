@@ -135,7 +135,7 @@ def test_a_frame_is_a_population_with_its_users_in_their_order():
     assert (shaped.shape, shaped.fields["x"].dtype, shaped.fields["y"].dtype) == ((1, 2), np.float32, np.float32)
 
 
-def test_texts_of_a_target_are_numbered_in_their_order_and_rows_without_a_value_left_out_when_asked():
+def test_texts_of_a_target_are_numbered_and_rows_without_a_value_left_out():
     frame = pd.concat([FRAME, FRAME.assign(h=[np.nan, 1, 1], s=["a", None, "x"])])
     users = Population.from_frame(frame, user="who", inputs=["h", "w"], target="s", drop_missing=True)
     assert users.class_names == ("x", "y", "z")
