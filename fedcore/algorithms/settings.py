@@ -64,15 +64,14 @@ def parse(algorithm: type[Any], given: Mapping[str, object]) -> Any:
         if name not in fields:
             raise InvalidSetting(f"{algorithm.name} has no setting {name!r}; {offered(name, fields)}")
         kind, allowed, wording = fields[name].metadata["setting"]
-        if raw is True and kind is not _truth:  # a name alone
-            raise InvalidSetting(f"{algorithm.name}: {name} needs a value, {wording}: {name}={fields[name].default}")
         try:
             # int(2.5) would drop a half without a word, so numbers take the same road as text.
             values[name] = kind(str(raw))
         except ValueError:
             values[name] = None
         if values[name] is None or not allowed(values[name]):
-            raise InvalidSetting(f"{algorithm.name}: {name} must be {wording}, not {raw!r}")
+            hint = f"; give it a value, as {name}={fields[name].default}" if raw is True else ""  # a name alone
+            raise InvalidSetting(f"{algorithm.name}: {name} must be {wording}, not {raw!r}{hint}")
     return algorithm(**values)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from datetime import UTC, datetime, timedelta
+from types import SimpleNamespace
 
 import pytest
 import sqlalchemy
@@ -154,16 +155,19 @@ def test_many_writers_at_once_make_one_chain(store):
     assert [one.number for one in store.audit(limit=3)] == [38, 39, 40]
 
 
+ITS_TASK = SimpleNamespace(id="its task", settings=SimpleNamespace(population="phones"))
+
+
 def test_tasks_that_need_somebody_are_found_and_no_others():
-    found = of_tasks(("its task", Progress("t", reason, "so it is", reason.stalled)) for reason in Reason)
-    assert {one.task for one in found} == {"its task"}
+    found = of_tasks((ITS_TASK, Progress("t", reason, "so it is", reason.stalled)) for reason in Reason)
+    assert {one.task.id for one in found} == {"its task"}
     assert all(one.remedy for one in found)
     # One is paused as its operator wants it.
     assert {one.kind for one in found} == {reason for reason in Reason if reason.stalled} - {Reason.PAUSED}
 
 
 def test_a_long_exception_makes_no_event_that_a_receiver_refuses():
-    (found,) = of_tasks([("its task", Progress("t", Reason.DIVERGED, "paused: " + "x" * 10**6, True))])
+    (found,) = of_tasks([(ITS_TASK, Progress("t", Reason.DIVERGED, "paused: " + "x" * 10**6, True))])
     assert (found.text[:9], found.text[-2:], len(found.text)) == ("paused: x", "x…", 1000)
 
 

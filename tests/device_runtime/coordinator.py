@@ -115,11 +115,15 @@ class Coordinator:
     def answer_model(self, method, path):
         """The same for models; None for what is about none."""
         match [method, *path.strip("/").split("/")]:
-            case ["GET", "v1", "populations", "phones", "models", name] if name in self.models:
-                return "model", 200, "application/json", messages.encode(messages.ReleasedModel(self.models[name]))
+            case ["GET", "v1", "populations", "phones", "models", name] if found := self.model_of(name):
+                return "model", 200, "application/json", messages.encode(messages.ReleasedModel(found))
             case ["GET", "v1", "populations", "phones", "models", _]:
                 return "model", 404, messages.PROBLEM_TYPE, messages.encode(messages.problem("no-model", path))
         return None
+
+    def model_of(self, name):
+        """The release for the labels in a name's query, or else for all."""
+        return self.models.get(name) or self.models.get(name.partition("?")[0])
 
     def answer_report(self, method, path, headers, body):
         """The same for reports; None for what is about none."""

@@ -265,7 +265,7 @@ def test_a_wrong_query_shows_its_place_and_whose_fields_there_are(typed):
         ((BY_LABEL, "--population", "p", *FIELDS, "--secagg"), 2, "MAX n ROWS PER DEVICE"),
         ((BOUNDED, "--population", "p", *FIELDS, "--epsilon", 1), 2, "--epsilon needs --users"),
         ((BY_LABEL, "--population", "p", *FIELDS, "--epsilon", 1, "--users", 9), 2, "MAX n ROWS PER DEVICE"),
-        ((BY_LABEL, "--population", "p", *FIELDS, "--minimum-devices", 0), 2, "greater than or equal to 1"),
+        ((BY_LABEL, "--population", "p", *FIELDS, "--minimum-devices", 0), 2, "it must be at least 1"),
         (("SELECT", "y", "--population", "p", *FIELDS), 2, "one text in quotes, or one of labels, histogram"),
         (("labels", "y", "--population", "p", *FIELDS, "--goal", "many"), 2, "goal must be"),
         (("labels", "y", "--dataset", "digits", "--goal", 5), 2, "--goal is for a task, and clients of a data set"),

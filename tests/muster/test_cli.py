@@ -282,7 +282,7 @@ def test_tasks_are_created_listed_paused_resumed_and_cancelled(plan, tmp_path):
         ),
         (("export", "mlp", "--set", "momentum=0.9"), 2, "fedavg has no setting 'momentum'"),
         (("export", "mlp", "--set", "client_lr=-1"), 2, "client_lr must be a number above 0, not '-1'"),
-        (("export", "mlp", "--set", "client_lr"), 2, "client_lr needs a value, a number above 0: client_lr=0.1"),
+        (("export", "mlp", "--set", "client_lr"), 2, "a number above 0, not True; give it a value, as client_lr=0.1"),
         (("export", "mlp", "--set", "=1"), 2, "not of the form key=value"),
         (("export", "mlp", "--colour"), 2, "No such option"),
         (("export", "mlp", "--model", "logreg"), 2, "the model is mlp already; leave one of them out"),

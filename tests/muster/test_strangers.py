@@ -102,7 +102,8 @@ def bundle(tmp_path):
         certificate=BlobRef.of(certificate),
         compress=HOSTILE,
     )
-    return Bundle.write(made.folder, manifest, [plan.encode(), certificate, made.read(made.manifest.state)]).folder
+    blobs = [plan.encode(), certificate, made.read(made.manifest.state), *(name.encode() for name in graphs)]
+    return Bundle.write(made.folder, manifest, blobs).folder
 
 
 def test_a_bundle_moves_nothing_on_the_screen_of_who_signs_it(bundle, typed):

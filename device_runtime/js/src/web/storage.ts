@@ -203,9 +203,9 @@ export async function keptLabels(store: Store): Promise<Labels> {
   return (await keptJson<Labels>(store, LABELS)) ?? {};
 }
 
-/** Store labels, replacing earlier ones. Throws StateDamaged. */
+/** Store labels, replacing earlier ones; of none nothing is kept. Throws StateDamaged. */
 export function keepLabels(store: Store, labels: Labels): Promise<void> {
-  return store.write({ [LABELS]: JSON.stringify(labels) });
+  return store.write({ [LABELS]: Object.keys(labels).length > 0 ? JSON.stringify(labels) : null });
 }
 
 const SECRET = "enrolment-secret";
