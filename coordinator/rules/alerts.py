@@ -303,11 +303,10 @@ def of_tasks(tasks: Iterable[tuple[Task, Progress]]) -> list[Finding]:
     for task, progress in tasks:
         if not progress.stalled or progress.reason in _WANTED:
             continue
-        population = task.settings.population
-        if progress.reason is not Reason.NO_DEVICES or population not in missed:
+        where = task.settings.population if progress.reason is Reason.NO_DEVICES else ""
+        if where not in missed:
             found.append(Finding(progress.reason, _shortened(progress.sentence), task, "", _REMEDIES[progress.reason]))
-        if progress.reason is Reason.NO_DEVICES:
-            missed.add(population)
+        missed |= {where} - {""}
     return found
 
 

@@ -196,7 +196,7 @@ class TaskSettings:
         str,
         setting("What it is for, in a sentence for owners.", allowed=SENTENCE, max_length=LONGEST_SENTENCE),
     ] = ""
-    where: Annotated[str, setting("Devices that it wants.", allowed=TARGET)] = ""
+    where: Annotated[str, setting("Devices wanted.", allowed=TARGET)] = ""
     starts_at: Annotated[str, setting("Draw no device before.", pattern=_TIME, allowed=TIME)] | None = None
     starts_from: (
         Annotated[str, setting("Begin at this model.", pattern=r"^\w+(@[1-9]\d{0,9})?$", allowed=START)] | None
@@ -226,7 +226,7 @@ class TaskSettings:
     )
     hold_out_devices: Annotated[float, setting("Share to hold out.", ge=0, lt=1)] = 0.0
     on_held_out: Annotated[bool, setting("Run on exactly the held-out devices.")] = False
-    seed: Annotated[int, setting("Key of every random number that a device draws.", ge=0, le=2**63 - 1)] = 0
+    seed: Annotated[int, setting("Seed of devices' draws.", ge=0, le=2**63 - 1)] = 0
     formats: Annotated[
         tuple[Annotated[str, msgspec.Meta(min_length=1)], ...],
         setting("Formats that the plan must have.", allowed="the name of one format or more", min_length=1),

@@ -202,6 +202,8 @@ def ask(  # one option for each choice
     if dataset is not None:
         source = Source(dataset, data, columns_of(user, inputs, target, drop_missing=drop_missing))
         return _of_dataset(question, terms, source, settings, (epsilon, delta), outlet, explain=explain)
+    if user or inputs or target or drop_missing:
+        raise typer.BadParameter("columns are of a table, which --dataset names", param_hint="--user/--inputs/--target")
     if "population" not in settings:
         raise typer.BadParameter("name the population, or a data set with --dataset", param_hint="--population")
     privacy = None if epsilon is None else asking.promise_of(epsilon, delta, users)

@@ -84,12 +84,14 @@ def export(
     from fedcore.algorithms import module_of
 
     # Wrong options are reported before torch is loaded, which takes seconds.
-    named = model or named if model is None or named is None else _both(model)
-    config = None if run is None else _config_of(run, named or (every and "--all") or (list_models and "--list"))
-    given = parse_key_values(settings)
-    if config is not None:
-        algorithm, given = config.algorithm, dict(config.settings) | given
-        named, compress, local = config.model, compress or config.compress, local or config.local
+    if named is not None and model is not None:
+        raise typer.BadParameter(f"the model is {model} already; leave one of them out", param_hint="--model")
+    named, given, config = model or named, parse_key_values(settings), None
+    if run is not None:
+        asked = named, given, compress, hold_out_examples, on_held_out_examples, local, every, list_models
+        config = _config_of(run, given=any(asked) or algorithm != "fedavg")
+        named, algorithm, given, compress, local = (getattr(config, name) for name in _OF_RUN)
+        hold_out_examples, on_held_out_examples = config.hold_out_examples, config.on_held_out_examples
     chosen, compression = _checked(algorithm, given, compress)
     from fedcore.batching import HoldOut
 
@@ -119,16 +121,15 @@ def export(
     return _export_all(order, out, json)
 
 
-def _both(model: str) -> str:
-    raise typer.BadParameter(f"the model is {model} already; leave one of them out", param_hint="--model")
+_OF_RUN = ("model", "algorithm", "settings", "compress", "local")
 
 
-def _config_of(run: Path, other: str | bool | None) -> SimulationConfig:
-    """The configuration of a run, whose model is exported. other: what names another. Raises BadParameter, RunError."""
+def _config_of(run: Path, *, given: bool) -> SimulationConfig:
+    """The configuration of a run. given: whether options say what is exported too. Raises BadParameter, RunError."""
     from simulator.runs.reading import read_config
 
-    if other:
-        raise typer.BadParameter(f"the run names the model; leave {other} out", param_hint="--run")
+    if given:
+        raise typer.BadParameter("the run says what is exported: leave the options of that out", param_hint="--run")
     config = read_config(run)
     if config.plan is not None:
         raise typer.BadParameter(f"the run trained the plan in {config.plan}, which is there", param_hint="--run")

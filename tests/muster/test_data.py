@@ -41,11 +41,9 @@ def test_a_table_of_ones_own_leads_from_a_file_to_a_plan(typed, tmp_path, monkey
     rows = [(f"u{row % 9}", 100 + row % 3, 1e-3 * (row % 5), ("sit", "run", "walk")[row % 3]) for row in range(270)]
     Path("t.csv").write_text("who,heart,speed,did\n" + "".join(f"{','.join(map(str, row))}\n" for row in rows))
     table = ["--dataset", "t.csv", "--user", "who", "--inputs", "heart,speed", "--target", "did"]
-    code, output, words = typed("data", "show", table[1], *table[2:])
-    assert code == 0, words
-    assert output.splitlines()[-1].endswith("walk")
+    assert typed("data", "show", table[1], *table[2:])[1].rstrip().endswith("walk")
     trained = ["--rounds", 20, "--cohort", 4, "--set", "client_lr=0.5", "--evaluate-every", 20]
-    code, output, words = typed("simulate", *table, *trained, "--out", "run", "--json")
+    code, output, words = typed("simulate", *table, *trained, "--hold-out-examples", 0.1, "--out", "run", "--json")
     assert code == 0, words
     result = json.loads(output)
     assert (result["model"], result["standardised"], result["class_names"]) == ("mlp", True, ["run", "sit", "walk"])
@@ -57,6 +55,7 @@ def test_a_table_of_ones_own_leads_from_a_file_to_a_plan(typed, tmp_path, monkey
     bundle = Bundle(Path("plan"))
     assert bundle.manifest.class_names == ("run", "sit", "walk")
     assert bundle.plan.normalised == {"x": 2}
+    assert bundle.plan.examples.hold_out.share == 0.1
     assert bundle.plan.examples.fields[1].high == 3
     code, output, words = typed(
         "ask", "SELECT y, COUNT(*) AS n FROM examples GROUP BY y", *table, "--minimum-devices", 1, "--json"
@@ -71,7 +70,10 @@ def test_a_table_without_its_columns_is_told_which_to_name(typed, tmp_path):
     code, _, words = typed("simulate", "--dataset", tmp_path / "nix.csv", "--inputs", "a", "--target", "y")
     assert (code, "nix.csv does not exist" in words) == (2, True)
     code, _, words = typed("export", "mlp", "--run", tmp_path)
-    assert (code, "the run names the model; leave mlp out" in words) == (2, True)
+    assert (code, "the run says what is exported" in words) == (2, True)
+    assert typed("export", "--run", tmp_path, "--algorithm", "fedadam") == (2, "", words)
+    code, _, words = typed("ask", "SELECT COUNT(*) FROM examples", "--population", "p", "--user", "who")
+    assert (code, "columns are of a table, which --dataset names" in words) == (2, True)
 
 
 def test_show_tells_users_sizes_and_classes(typed):

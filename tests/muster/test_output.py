@@ -146,7 +146,7 @@ def test_metrics_are_one_line_a_round_in_a_pipe(task):
 def test_no_table_is_wider_than_the_terminal(command):
     _, out = on_terminal(80, *command)
     assert [line for line in out.splitlines() if len(line) > 80 and len(line.split()) > 2] == []
-    assert len(out.splitlines()) < 125
+    assert len(out.splitlines()) < 120
 
 
 def test_no_character_of_a_cell_is_markup_in_markdown_or_latex():
